@@ -1,0 +1,1 @@
+"""The only code that touches vLLM's internals: configuration, runner hooks, verification, CPU kernel bodies, patch catalogue."""

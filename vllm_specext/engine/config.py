@@ -1,0 +1,102 @@
+"""The speculative configuration of our methods, as vLLM's own object.
+
+``SpecExtConfig`` is what ``VllmConfig.speculative_config`` holds when one of our methods runs. It lives at module level because
+it is unpickled in engine and worker processes before plug-ins are loaded there.
+"""
+
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
+from vllm.config.speculative import SpeculativeMethod
+from vllm.config.utils import config
+
+from vllm_specext.engine.guard import require_supported_vllm
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.options import Launch, parse, refuse
+from vllm_specext.registry import METHODS, load
+
+
+@config
+class SpecExtConfig(SpeculativeConfig):
+    """vLLM's speculative configuration with our method names; sizes of the drafter come from its tensors."""
+
+    method: SpeculativeMethod | Literal["griffin"] | None = None  # type: ignore[assignment]
+    draft_overrides: dict[str, Any] | None = None
+    """What the drafter's ``config.json`` is overridden with: its architecture and the widths read from its tensors."""
+    tree_depth: int = 1
+    tree_top_k: int = 1
+
+    def __post_init__(self) -> SpeculativeConfig:
+        target = self.target_model_config
+        # vLLM's own version of this method decides by name what kind of drafter it has; the steps that a drafter over the
+        # target's hidden states needs are these, through the same helpers.
+        self.prompt_lookup_min = self.prompt_lookup_max = 0
+        self.draft_model_config = ModelConfig(
+            model=self.model,  # type: ignore[arg-type]
+            runner="draft",
+            tokenizer=target.tokenizer,
+            tokenizer_mode=target.tokenizer_mode,
+            dtype=target.dtype,
+            seed=target.seed,
+            spec_target_max_model_len=target.max_model_len,
+            enforce_eager=target.enforce_eager,
+            max_logprobs=target.max_logprobs,
+            hf_overrides=self.draft_overrides or {},
+        )
+        self._maybe_override_draft_max_position_embeddings(self.draft_model_config.hf_config, target.max_model_len)
+        self.draft_tensor_parallel_size = self.target_parallel_config.tensor_parallel_size
+        self.draft_model_config.max_model_len = self._maybe_override_draft_max_model_len(
+            None, self.draft_model_config.max_model_len, target.max_model_len
+        )
+        self.draft_parallel_config = self.create_draft_parallel_config(
+            self.target_parallel_config, self.draft_tensor_parallel_size, draft_model_config=self.draft_model_config
+        )
+        return self
+
+    def use_eagle(self) -> bool:
+        """True: vLLM asks this when it means "drafts from the target's hidden states" (lookahead slots, KV groups)."""
+        return True
+
+    def compute_hash(self) -> str:
+        return f"{self.method}-{super().compute_hash()}"
+
+
+def is_ours(speculative_config: object) -> bool:
+    return isinstance(speculative_config, SpecExtConfig)
+
+
+def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: ParallelConfig) -> SpecExtConfig:
+    """Check ``raw``, the user's ``--speculative-config``, against the launch and build the configuration.
+
+    Raises ``ConfigurationError``, one sentence, for anything the user can put right.
+    """
+    require_supported_vllm()
+    method = METHODS[raw["method"]]
+    options = parse(method.options, raw)
+    refuse(method.name, Launch(arguments, model, parallel))
+    fields, overrides = load(method.preparation)(options, model)
+    register_serving_models()
+    try:
+        return SpecExtConfig(
+            **fields,
+            draft_overrides={"architectures": [method.architecture], **overrides},
+            target_model_config=model,
+            target_parallel_config=parallel,
+        )
+    except ValidationError as error:
+        raise ConfigurationError(f"speculative-config is refused by vLLM: {_first_line(error)}") from None
+
+
+def register_serving_models() -> None:
+    """Tell vLLM where the drafters' serving models are; imports none of them."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    for method in METHODS.values():
+        if method.architecture not in ModelRegistry.models:
+            ModelRegistry.register_model(method.architecture, method.serving_model)
+
+
+def _first_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip()

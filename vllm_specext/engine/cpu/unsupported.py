@@ -1,0 +1,71 @@
+"""What model runner V2 cannot do on a CPU without Triton, and how it says so.
+
+``refuse_unsupported`` names the setting before anything is loaded. Should a launch come through nevertheless, the
+kernel's stand-in raises the same sentence instead of "'function' object is not subscriptable".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from vllm_specext.errors import ConfigurationError
+
+_GPU = "vllm.v1.worker.gpu"
+
+# Kernels of modules that the runner imports anyway, with the feature that launches them.
+KERNELS_WITHOUT_BODY: dict[str, str] = {
+    f"{_GPU}.cp_utils._dcp_local_seq_lens_kernel": "decode context parallelism",
+    f"{_GPU}.mm.rope._prepare_rope_positions_kernel": "multimodal rotary positions",
+    f"{_GPU}.model_states.prompt_embeds._apply_prompt_embeds_kernel": "prompt embeddings",
+    f"{_GPU}.sample.batch_shard._build_shard_plan_kernel": "batch-sharded sampling",
+    f"{_GPU}.sample.output._compact_sampling_mask_kernel": "returning the sampling mask",
+    f"{_GPU}.sample.trace_replay._trace_replay_kernel": "trace replay",
+    f"{_GPU}.sample.watermark._philox_gumbel_kernel": "watermarking",
+    f"{_GPU}.sample.watermark._repeated_context_mask_kernel": "watermarking",
+    f"{_GPU}.spec_decode.acceptance_estimator._accumulate_kernel": "adaptive verification",
+    f"{_GPU}.spec_decode.acceptance_estimator._local_max_sumexp_kernel": "adaptive verification",
+    f"{_GPU}.spec_decode.acceptance_estimator._predict_kernel": "adaptive verification",
+    f"{_GPU}.spec_decode.acceptance_estimator._refit_kernel": "adaptive verification",
+    "vllm.v1.worker.utils._zero_kv_blocks_kernel": "zeroing KV blocks (Mamba layers, mixed-precision KV caches)",
+}
+
+# vLLM's own speculators whose kernels have no body here.
+_METHODS_WITHOUT_BODIES = ("dflash", "dspark", "ngram", "ngram_gpu")
+
+
+def raising_body(feature: str) -> Callable[..., NoReturn]:
+    """Return a kernel body that refuses `feature`."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"model runner V2 on CPU without Triton does not support {feature}")
+
+    return refuse
+
+
+def refuse_unsupported(vllm_config: Any) -> None:
+    """Raise a ``ConfigurationError`` naming the first setting of a ``VllmConfig`` whose kernels have no CPU body."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    speculative = vllm_config.speculative_config
+    settings = {
+        "watermark_config": (getattr(vllm_config, "watermark_config", None), None),
+        "enable_trace_replay": (model.enable_trace_replay, False),
+        "return_sampling_mask": (model.return_sampling_mask, False),
+        "enable_prompt_embeds": (model.enable_prompt_embeds, False),
+        "prefill_context_parallel_size": (parallel.prefill_context_parallel_size, 1),
+        "decode_context_parallel_size": (parallel.decode_context_parallel_size, 1),
+        "enable_batch_sharded_sampling": (bool(parallel.enable_batch_sharded_sampling), False),
+        "rope_parameters (multimodal rotary positions)": (model.uses_mrope, False),
+        "model (hybrid of attention and Mamba layers)": (model.is_hybrid, False),
+        "enable_adaptive_verification": (bool(speculative and speculative.enable_adaptive_verification), False),
+    }
+    for name, (value, allowed) in settings.items():
+        if value != allowed:
+            raise ConfigurationError(
+                f"model runner V2 on CPU without Triton: {name} is {value!r}, only {allowed!r} is allowed"
+            )
+    if speculative is not None and speculative.method in _METHODS_WITHOUT_BODIES:
+        raise ConfigurationError(
+            f"model runner V2 on CPU without Triton: speculative method is {speculative.method!r}, "
+            f"which is none of those with CPU kernel bodies (all but {', '.join(_METHODS_WITHOUT_BODIES)})"
+        )

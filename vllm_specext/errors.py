@@ -1,0 +1,5 @@
+"""The one exception whose text is meant for the user."""
+
+
+class ConfigurationError(ValueError):
+    """What was asked for cannot be done; the message is one sentence that names the key, file or tensor at fault."""

@@ -1,0 +1,1 @@
+"""The drafting methods, one folder each."""

@@ -1,0 +1,150 @@
+"""GRIFFIN's drafter of vLLM layers: tensor-parallel linears, paged keys and values, the target's embedding and ``lm_head``.
+
+The arithmetic is that of ``model.py``, which is the specification; a test holds the two together. Shapes: ``T`` rows of a step,
+``d`` hidden size.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PretrainedConfig
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.models.llama import LlamaAttention
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+
+
+class FusionMLP(nn.Module):
+    def __init__(self, config: PretrainedConfig, prefix: str) -> None:
+        super().__init__()
+        d = config.hidden_size
+        self.input_layernorm = RMSNorm(d, eps=config.rms_norm_eps)
+        self.up_proj = ColumnParallelLinear(2 * d, config.tgf_size, bias=False, prefix=f"{prefix}.up_proj")
+        self.down_proj = RowParallelLinear(config.tgf_size, d, bias=False, prefix=f"{prefix}.down_proj")
+
+    def forward(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
+        both = torch.cat((self.input_layernorm(hidden), self.input_layernorm(embeddings)), dim=-1)
+        expanded, _ = self.up_proj(both)
+        return self.down_proj(F.silu(expanded))[0]
+
+
+class TokenGuidedFusion(nn.Module):
+    def __init__(self, config: PretrainedConfig, prefix: str) -> None:
+        super().__init__()
+        d = config.hidden_size
+        # Its whole output goes through a norm, so splitting it over ranks would cost a gather for a small matrix.
+        self.fc = ReplicatedLinear(2 * d, d, bias=True, prefix=f"{prefix}.fc")
+        self.post_attention_layernorm = RMSNorm(d, eps=config.rms_norm_eps)
+        self.mlp = FusionMLP(config, f"{prefix}.mlp")
+
+    def forward(self, features: Tensor, embeddings: Tensor) -> Tensor:
+        hidden, _ = self.fc(torch.cat((embeddings, features), dim=-1))
+        return hidden + self.mlp(self.post_attention_layernorm(hidden), embeddings)
+
+
+class TwoHeadedMLP(nn.Module):
+    def __init__(self, config: PretrainedConfig, prefix: str) -> None:
+        super().__init__()
+        d, width = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = MergedColumnParallelLinear(d, [width] * 2, bias=False, prefix=f"{prefix}.gate_up_proj")
+        self.down_proj = RowParallelLinear(width, 2 * d, bias=False, prefix=f"{prefix}.down_proj")
+        self.act_fn = SiluAndMul()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, d]`` -> ``[T, 2 d]``: predict half, then regress half."""
+        gate_up, _ = self.gate_up_proj(x)
+        return self.down_proj(self.act_fn(gate_up))[0]
+
+
+class GriffinLayer(nn.Module):
+    def __init__(self, vllm_config: VllmConfig, config: PretrainedConfig, prefix: str) -> None:
+        super().__init__()
+        self.self_attn = LlamaAttention(
+            config=config,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            max_position_embeddings=config.max_position_embeddings,
+            bias=config.qkv_bias,
+            cache_config=vllm_config.cache_config,
+            prefix=f"{prefix}.self_attn",
+        )
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = TwoHeadedMLP(config, f"{prefix}.mlp")
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        residual = hidden + self.self_attn(positions=positions, hidden_states=hidden)
+        predict, regress = self.mlp(self.post_attention_layernorm(residual)).chunk(2, dim=-1)
+        return residual + predict, residual + regress
+
+
+@support_torch_compile
+class GriffinModel(nn.Module):
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "", layer_id: int = 0) -> None:
+        super().__init__()
+        assert vllm_config.speculative_config is not None
+        config = vllm_config.speculative_config.draft_model_config.hf_config
+        self.embed_tokens = VocabParallelEmbedding(
+            config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "embed_tokens")
+        )
+        self.fc = TokenGuidedFusion(config, maybe_prefix(prefix, "fc"))
+        # vLLM tells attention layers apart by the number in their name, so ours follows the target's.
+        self.layers = nn.ModuleList([GriffinLayer(vllm_config, config, maybe_prefix(prefix, f"layers.{layer_id}"))])
+
+    def forward(self, input_ids: Tensor, positions: Tensor, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.fc(hidden_states, self.embed_tokens(input_ids))
+        return self.layers[0](positions, hidden)
+
+
+class GriffinForCausalLM(nn.Module):
+    """The drafter as vLLM's speculator calls it."""
+
+    # The file holds a copy of the target's embedding: vLLM compares the two and keeps one when they are equal.
+    has_own_embed_tokens = True
+    has_own_lm_head = False
+
+    weights_mapper = WeightsMapper(
+        orig_to_new_stacked={
+            "self_attn.q_proj": ("self_attn.qkv_proj", "q"),
+            "self_attn.k_proj": ("self_attn.qkv_proj", "k"),
+            "self_attn.v_proj": ("self_attn.qkv_proj", "v"),
+            "layers.0.mlp.gate_proj": ("layers.0.mlp.gate_up_proj", 0),
+            "layers.0.mlp.up_proj": ("layers.0.mlp.gate_up_proj", 1),
+        }
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        layer_id = vllm_config.model_config.get_num_layers(vllm_config.parallel_config)
+        self.model = GriffinModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), layer_id=layer_id)
+        self.logits_processor = LogitsProcessor(vllm_config.model_config.get_vocab_size())
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        return self.model.embed_tokens(input_ids)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, hidden_states: Tensor, inputs_embeds: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Predict and regress feature, each ``[T, d]``; vLLM makes logits of the first and feeds back the second."""
+        return self.model(input_ids, positions, hidden_states)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        """Logits of the target's ``lm_head``, which the speculator sets together with its ``logits_processor``."""
+        return self.logits_processor(self.lm_head, hidden_states)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        ours = ((name, tensor) for name, tensor in weights if not name.endswith(".rotary_emb.inv_freq"))
+        loaded = AutoWeightsLoader(self.model).load_weights(ours, mapper=self.weights_mapper)
+        return {f"model.{name}" for name in loaded}
