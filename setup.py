@@ -1,7 +1,7 @@
 """Package lists only; everything else is in pyproject.toml.
 
-``kernels/`` lies beside the package in the source tree and is installed inside it. A static list cannot say that and also find
-new folders by itself.
+``kernels/`` lies beside the package in the source tree and is installed inside it. A static list cannot say that and
+also find new folders by itself.
 """
 
 from setuptools import find_packages, setup

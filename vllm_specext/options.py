@@ -1,7 +1,8 @@
 """The keys of ``--speculative-config`` for our methods, and the combinations that are refused.
 
-Everything here is checked before a weight is loaded, and every error is one sentence that names the key, the value and what is
-allowed. ``REFUSALS`` is the single table behind both the errors and the feature matrix (``vllm-specext methods``).
+Everything here is checked before a weight is loaded, and every error is one sentence that names the key, the value and
+what is allowed. ``REFUSALS`` is the single table behind both the errors and the feature matrix (``vllm-specext
+methods``).
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vllm_specext.errors import ConfigurationError
 
 MAX_DRAFT_TOKENS = 256
-"""More drafted tokens than this at once never pay; the bound keeps a typing error from allocating the buffers for it."""
+"""More than this at once never pays; the bound keeps a typing error from allocating buffers for it."""
 
 
 class MethodOptions(BaseModel):
@@ -31,12 +32,19 @@ class GriffinOptions(MethodOptions):
     method: Literal["griffin"] = "griffin"
     model: str = Field(min_length=1, description="the drafter: a directory or a hub id")
     num_speculative_tokens: int = Field(
-        59, ge=1, le=MAX_DRAFT_TOKENS, description="most drafted tokens verified at once; the chain's length when tree_top_k is 1"
+        59,
+        ge=1,
+        le=MAX_DRAFT_TOKENS,
+        description="most drafted tokens verified at once; the chain's length when tree_top_k is 1",
     )
     tree_depth: int = Field(6, ge=1, le=32, description="levels of the draft tree")
-    tree_top_k: int = Field(10, ge=1, le=64, description="children kept per node and nodes kept per level; 1 drafts a chain")
+    tree_top_k: int = Field(
+        10, ge=1, le=64, description="children kept per node and nodes kept per level; 1 drafts a chain"
+    )
     revision: str | None = Field(None, description="branch, tag or commit of the drafter on the hub")
-    attention_backend: str | None = Field(None, description="attention backend of the drafter; vLLM chooses when absent")
+    attention_backend: str | None = Field(
+        None, description="attention backend of the drafter; vLLM chooses when absent"
+    )
     disable_eagle_block_drop: bool = Field(
         False, description="keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
     )
@@ -44,7 +52,7 @@ class GriffinOptions(MethodOptions):
 
 @dataclass(frozen=True)
 class Launch:
-    """What the refusals look at: vLLM's engine arguments and the two configurations that exist before the speculative one."""
+    """What the refusals look at: vLLM's engine arguments, the target's ``ModelConfig`` and ``ParallelConfig``."""
 
     arguments: Any
     model: Any
@@ -140,7 +148,7 @@ REFUSALS: tuple[Refusal, ...] = (
 
 
 def parse(options: type[MethodOptions], raw: Mapping[str, Any]) -> MethodOptions:
-    """``raw`` as a checked options object; ``ConfigurationError`` names the first bad key, its value and what is allowed."""
+    """``raw`` as a checked options object; ``ConfigurationError`` names the first bad key and what is allowed."""
     try:
         return options(**raw)
     except ValidationError as error:
@@ -154,7 +162,8 @@ def parse(options: type[MethodOptions], raw: Mapping[str, Any]) -> MethodOptions
             ) from None
         if first["type"] == "missing":
             raise ConfigurationError(
-                f"speculative-config key {key!r} is missing for method {method!r}: {options.model_fields[key].description}."
+                f"speculative-config key {key!r} is missing for method {method!r}: "
+                f"{options.model_fields[key].description}."
             ) from None
         expected = first["msg"][0].lower() + first["msg"][1:]
         raise ConfigurationError(f"speculative-config key {key!r} is {raw.get(key)!r}, but {expected}.") from None

@@ -1,6 +1,8 @@
-"""Entry point of ``vllm.general_plugins``: called once in every vLLM process, and inert unless one of our methods is asked for.
+"""Entry point of ``vllm.general_plugins``: called once in every vLLM process, and inert unless one of our methods is
+asked for.
 
-Imports stay light here: an error while importing an entry point makes vLLM skip the plug-in with nothing but a log line.
+Imports stay light here: an error while importing an entry point makes vLLM skip the plug-in with nothing but a log
+line.
 """
 
 

@@ -1,4 +1,5 @@
-"""The methods by name. A method is added by one entry here, its options in ``options.py`` and one folder under ``methods/``.
+"""The methods by name. A method is added by one entry here, its options in ``options.py`` and one folder under
+``methods/``.
 
 Classes are named by path and imported when they are needed, so that listing the methods loads neither torch nor vLLM.
 """

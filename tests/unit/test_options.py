@@ -52,7 +52,10 @@ def test_good_options_keep_their_values_and_get_the_documented_defaults() -> Non
         ({"tree_depth": 1.5}, ["'tree_depth'", "1.5", "integer"]),
         ({"model": None}, ["'model'", "None", "string"]),
         ({"model": ""}, ["'model'", "''", "character"]),
-        ({"num_speculative_tokens_per_batch_size": "all"}, ["'num_speculative_tokens_per_batch_size'", "'all'", "list"]),
+        (
+            {"num_speculative_tokens_per_batch_size": "all"},
+            ["'num_speculative_tokens_per_batch_size'", "'all'", "list"],
+        ),
     ],
 )
 def test_a_bad_key_or_value_is_named_in_one_sentence(change: dict[str, Any], words: list[str]) -> None:

@@ -1,7 +1,7 @@
 """The speculative configuration of our methods, as vLLM's own object.
 
-``SpecExtConfig`` is what ``VllmConfig.speculative_config`` holds when one of our methods runs. It lives at module level because
-it is unpickled in engine and worker processes before plug-ins are loaded there.
+``SpecExtConfig`` is what ``VllmConfig.speculative_config`` holds when one of our methods runs. It lives at module level
+because it is unpickled in engine and worker processes before plug-ins are loaded there.
 """
 
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from vllm_specext.registry import METHODS, load
 class SpecExtConfig(SpeculativeConfig):
     """vLLM's speculative configuration with our method names; sizes of the drafter come from its tensors."""
 
-    method: SpeculativeMethod | Literal["griffin"] | None = None  # type: ignore[assignment]
+    method: SpeculativeMethod | Literal["griffin"] | None = None
     draft_overrides: dict[str, Any] | None = None
     """What the drafter's ``config.json`` is overridden with: its architecture and the widths read from its tensors."""
     tree_depth: int = 1
@@ -29,11 +29,11 @@ class SpecExtConfig(SpeculativeConfig):
 
     def __post_init__(self) -> SpeculativeConfig:
         target = self.target_model_config
-        # vLLM's own version of this method decides by name what kind of drafter it has; the steps that a drafter over the
-        # target's hidden states needs are these, through the same helpers.
+        # vLLM's own version of this method decides by name what kind of drafter it has; the steps that a drafter over
+        # the target's hidden states needs are these, through the same helpers.
         self.prompt_lookup_min = self.prompt_lookup_max = 0
         self.draft_model_config = ModelConfig(
-            model=self.model,  # type: ignore[arg-type]
+            model=self.model,
             runner="draft",
             tokenizer=target.tokenizer,
             tokenizer_mode=target.tokenizer_mode,

@@ -13,7 +13,7 @@ from vllm_specext.engine.verification import TargetOnlyVerifier
 def with_target_only_verification(base: type[ModelState]) -> type[ModelState]:
     """Subclass of ``base``, the state vLLM chose for the target, that verifies with the target's own sampler."""
 
-    class SpecExtModelState(base):  # type: ignore[misc, valid-type]
+    class SpecExtModelState(base):
         def custom_sampler(self, sampler: Sampler) -> tuple[Any, Any]:
             return sampler, TargetOnlyVerifier(sampler, self.vllm_config.speculative_config, self.device)
 

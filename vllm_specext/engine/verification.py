@@ -1,9 +1,9 @@
 """Verification by the target's own sampler: lossless, and with the same seed the same tokens as without speculation.
 
-At every verified position the target draws its next token exactly as it would when decoding plainly (vLLM keys the noise by the
-request's seed and the position). A drafted token is accepted while it is the token that was drawn before it; the first drawn
-token that the draft does not continue is emitted and ends the step. For deterministic drafts this is also the best that any
-lossless rule can do, and it needs no draft probabilities.
+At every verified position the target draws its next token exactly as it would when decoding plainly (vLLM keys the
+noise by the request's seed and the position). A drafted token is accepted while it is the token that was drawn before
+it; the first drawn token that the draft does not continue is emitted and ends the step. For deterministic drafts this
+is also the best that any lossless rule can do, and it needs no draft probabilities.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from vllm_specext.tree.walk import accept_chain
 class TargetOnlyVerifier(RejectionSampler):
     """vLLM's verification step (chunks, logprobs, placeholders) with the acceptance rule of this module."""
 
-    def _verify(  # noqa: PLR0913 - vLLM's signature
+    def _verify(
         self,
         logits: Tensor,
         draft_logits: Tensor | None,
@@ -42,7 +42,5 @@ class TargetOnlyVerifier(RejectionSampler):
             seq_lens_upper_bound_np,
             return_logprobs=self.sampler.sampling_states.max_num_logprobs(idx_mapping_np) != NO_LOGPROBS,
         )
-        emitted, num_sampled = accept_chain(
-            drawn, verify_draft_sampled, cu_num_logits, self.num_speculative_steps + 1
-        )
+        emitted, num_sampled = accept_chain(drawn, verify_draft_sampled, cu_num_logits, self.num_speculative_steps + 1)
         return processed_logits, emitted, num_sampled

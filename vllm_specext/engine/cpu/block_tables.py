@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 
+from vllm_specext.engine.cpu.ragged import lengths_between
+
 
 def gather_block_tables(
     self: Any,
@@ -52,7 +54,7 @@ def compute_slot_mappings(
     slots = idx_mapping.numpy()
     starts = query_start_loc.numpy()[: len(slots) + 1]
     num_tokens = starts[-1]
-    owner = np.repeat(slots, np.diff(starts))
+    owner = np.repeat(slots, lengths_between(starts))
     position = positions.numpy()[:num_tokens]
     owned = None if len(slots) == 0 or slots.min() >= 0 else owner >= 0
 

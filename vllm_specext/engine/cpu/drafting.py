@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vllm_specext.engine.cpu.ragged import rows_and_offsets
+from vllm_specext.engine.cpu.ragged import lengths_between, rows_and_offsets
 
 
 def prepare_prefill_inputs(
@@ -41,7 +41,7 @@ def prepare_prefill_inputs(
     num_reqs = len(slots)
     starts = query_start_loc.numpy()[: num_reqs + 1]
     query_start = starts[:-1]
-    accepted = np.diff(starts) - num_rejected.numpy()[:num_reqs]
+    accepted = lengths_between(starts) - num_rejected.numpy()[:num_reqs]
     row, offset = rows_and_offsets(accepted)
     token = query_start[row] + offset
     ids = draft_input_ids.numpy()
@@ -161,9 +161,9 @@ def prepare_standalone_prefill_inputs(
     num_reqs = len(slots)
     starts = query_start_loc.numpy()[: num_reqs + 1]
     query_start = starts[:-1]
-    num_valid = np.diff(starts) - num_rejected.numpy()[:num_reqs]
+    num_valid = lengths_between(starts) - num_rejected.numpy()[:num_reqs]
     out_start = query_start + np.arange(num_reqs, dtype=query_start.dtype)
-    row, offset = rows_and_offsets(np.diff(starts) + 1)
+    row, offset = rows_and_offsets(lengths_between(starts) + 1)
     target = out_start[row] + offset
 
     source_ids = target_input_ids.numpy()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vllm_specext.engine.cpu.ragged import rows_and_offsets
+from vllm_specext.engine.cpu.ragged import lengths_between, rows_and_offsets
 
 
 def prepare_prefill_inputs(
@@ -61,7 +61,7 @@ def prepare_pos_seq_lens(
     slots = idx_mapping.numpy()
     num_reqs = len(slots)
     starts = query_start_loc.numpy()[: num_reqs + 1]
-    query_len = np.diff(starts)
+    query_len = lengths_between(starts)
     computed = num_computed_tokens.numpy()[slots]
     lengths = seq_lens.numpy()
     np.add(computed, query_len, out=lengths[:num_reqs])
@@ -89,7 +89,7 @@ def combine_sampled_and_draft_tokens(
     num_reqs = len(slots)
     query_end = query_start_loc.numpy()[1 : num_reqs + 1]
     cu_logits = cu_num_logits.numpy()[: num_reqs + 1]
-    num_logits = np.diff(cu_logits)
+    num_logits = lengths_between(cu_logits)
     logits_start = query_end - num_logits
     logits_indices.numpy()[cu_logits[0] : cu_logits[-1]] = np.arange(cu_logits[0], cu_logits[-1]) + np.repeat(
         logits_start - cu_logits[:-1], num_logits
@@ -122,7 +122,9 @@ def get_num_sampled_and_rejected(
     sampled = num_sampled.numpy()
     decided = seq_lens.numpy()[:num_reqs] >= prefill_len.numpy()[slots]
     sampled[:num_reqs] *= decided
-    num_rejected.numpy()[:num_reqs] = (np.diff(cu_num_logits.numpy()[: num_reqs + 1]) - sampled[:num_reqs]) * decided
+    num_rejected.numpy()[:num_reqs] = (
+        lengths_between(cu_num_logits.numpy()[: num_reqs + 1]) - sampled[:num_reqs]
+    ) * decided
 
 
 def post_update(
@@ -161,7 +163,7 @@ def post_update(
     lengths[slots] += sampled
     delta = -num_rejected.numpy()[kept]
     if query_start_loc is not None:
-        delta = delta + np.diff(query_start_loc.numpy()[: num_reqs + 1])[kept]
+        delta = delta + lengths_between(query_start_loc.numpy()[: num_reqs + 1])[kept]
     num_computed_tokens.numpy()[slots] += delta
 
 
@@ -170,7 +172,7 @@ def post_update_num_computed_tokens(
 ) -> None:
     """Advance `num_computed_tokens` `[M]` by each request's query length."""
     slots = idx_mapping.numpy()
-    num_computed_tokens.numpy()[slots] += np.diff(query_start_loc.numpy()[: len(slots) + 1])
+    num_computed_tokens.numpy()[slots] += lengths_between(query_start_loc.numpy()[: len(slots) + 1])
 
 
 def expand_idx_mapping(
@@ -182,6 +184,6 @@ def expand_idx_mapping(
 ) -> None:
     """Write each logits row's slot (`expanded_idx_mapping` `[L]`) and place in its request (`expanded_local_pos`)."""
     slots = idx_mapping.numpy()
-    row, offset = rows_and_offsets(np.diff(cu_num_logits.numpy()[: len(slots) + 1]))
+    row, offset = rows_and_offsets(lengths_between(cu_num_logits.numpy()[: len(slots) + 1]))
     expanded_idx_mapping.numpy()[: len(row)] = slots[row]
     expanded_local_pos.numpy()[: len(row)] = offset

@@ -10,14 +10,6 @@ from typing import Any
 _GPU = "vllm.v1.worker.gpu"
 
 
-def allow_v2() -> None:
-    """Make model runner V2 selectable without Triton. Call it before a ``VllmConfig`` is built; harmless to repeat."""
-    import vllm.config.vllm as config
-
-    config.HAS_TRITON = True
-    _complete_placeholder()
-
-
 def _complete_placeholder() -> None:
     """Give the module that stands for Triton what V2's launch code computes block sizes with."""
     from vllm.triton_utils import triton

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vllm_specext.engine.cpu.ragged import rows_and_offsets
+from vllm_specext.engine.cpu.ragged import lengths_between, rows_and_offsets
 
 
 def topk_log_softmax(
@@ -85,7 +85,7 @@ def prompt_logprobs_token_ids(
     """Write the token that follows each position of the step to `prompt_logprobs_token_ids` `[T]` int64."""
     slots = idx_mapping.numpy()
     starts = query_start_loc.numpy()[: len(slots) + 1]
-    row, offset = rows_and_offsets(np.diff(starts))
+    row, offset = rows_and_offsets(lengths_between(starts))
     token_ids = all_token_ids.numpy()
     # The token behind the last one of a full context does not exist; its score is dropped by the caller.
     column = np.minimum(num_computed_tokens.numpy()[slots][row] + 1 + offset, token_ids.shape[1] - 1)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from vllm_specext.engine.cpu import noise
-from vllm_specext.engine.cpu.ragged import IntArray, rows_and_offsets
+from vllm_specext.engine.cpu.ragged import IntArray, lengths_between, rows_and_offsets
 from vllm_specext.engine.cpu.sampling import draw
 
 Floats = npt.NDArray[np.float32]
@@ -172,7 +172,7 @@ def rejection_sample(
     assert synthetic_conditional_rates is None or not use_block_verification
     starts = cu_num_logits.numpy()
     num_reqs = len(starts) - 1
-    request, step = rows_and_offsets(np.diff(starts) - 1)
+    request, step = rows_and_offsets(lengths_between(starts) - 1)
     row = starts[request] + step
     slots = idx_mapping.numpy()
     drafts = _Drafts(request, step, row, draft_sampled.numpy()[row + 1].astype(np.int64), slots[request])
@@ -184,8 +184,11 @@ def rejection_sample(
     target = target_logits[:, :vocab_size].float().numpy()
     temperatures = temperature.numpy()
     seeds, position = seed.numpy(), pos.numpy()
-    uniform = noise.philox_uniform(seeds[drafts.slot], position[row])
     greedy = temperatures[drafts.slot] == 0.0
+    random = np.flatnonzero(~greedy)
+    uniform = np.empty(0, dtype=np.float32)
+    if len(random) or synthetic_conditional_rates is not None:
+        uniform = noise.philox_uniform(seeds[drafts.slot], position[row])
     valid = drafts.token >= 0
 
     sampled = np.zeros((num_reqs, num_speculative_steps + 1), dtype=np.int64)
@@ -202,7 +205,6 @@ def rejection_sample(
         proposed[greedy] = np.where(kept, proposed[greedy], best)
     sampled[request, step] = proposed
 
-    random = np.flatnonzero(~greedy)
     log_p = np.zeros(len(row), dtype=np.float32)
     lengths_of_random: IntArray | None = None
     draft_log_probs: Floats | None = None

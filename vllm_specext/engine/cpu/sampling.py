@@ -99,11 +99,13 @@ def gumbel_sample(
         logits_cache[expanded_idx_mapping[real], column, :vocab_size] = logits_cache_source[real]
 
     position = pos.numpy() + noise.DRAFT_POSITION_SALT if IS_DRAFTING else pos.numpy()
-    scores = logits.to(torch.float64 if USE_FP64 and not APPLY_TEMPERATURE else torch.float32, copy=True).numpy()
     row_temperatures = np.where(is_real, temperatures.numpy()[slots], np.float32(0.0))
+    # `draw` overwrites its scores, but only to draw: greedy rows alone need no copy.
+    scores = logits.to(torch.float32, copy=bool(row_temperatures.any())).numpy()
     if USE_FP64 and APPLY_TEMPERATURE:
         # The kernel divides in float32 and widens afterwards.
         scores /= np.where(row_temperatures == 0.0, np.float32(1.0), row_temperatures)[:, None]
+    if USE_FP64:
         scores = scores.astype(np.float64)
     token = draw(scores, row_temperatures, seeds.numpy()[slots], position, APPLY_TEMPERATURE and not USE_FP64)
 

@@ -1,4 +1,5 @@
-"""What GRIFFIN needs before vLLM builds its configuration: the checkpoint's folder, checked, and the widths in its tensors."""
+"""What GRIFFIN needs before vLLM builds its configuration: the checkpoint's folder, checked, and the widths in its
+tensors."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ def prepare(options: GriffinOptions, target: Any) -> tuple[dict[str, Any], dict[
     """
     if options.tree_top_k != 1:
         raise ConfigurationError(
-            f"speculative-config key 'tree_top_k' is {options.tree_top_k}, but this version drafts chains only: set it to 1."
+            f"speculative-config key 'tree_top_k' is {options.tree_top_k}, but this version drafts chains only, with 1."
         )
     directory = _directory(options.model, options.revision)
     shape = read_shape(directory)
@@ -47,7 +48,7 @@ def _directory(model: str, revision: str | None) -> Path:
         return path
     if path.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") != 1:
         raise ConfigurationError(
-            f"speculative-config key 'model' is {model!r}, but there is no such directory, and a hub id has the form owner/name."
+            f"speculative-config key 'model' is {model!r}, which is neither a directory nor a hub id (owner/name)."
         )
     from huggingface_hub import snapshot_download
 
@@ -55,6 +56,6 @@ def _directory(model: str, revision: str | None) -> Path:
         return Path(snapshot_download(model, revision=revision, allow_patterns=FILES))
     except Exception as error:  # the hub client raises many kinds; each means that the drafter cannot be had
         raise ConfigurationError(
-            f"speculative-config key 'model' is {model!r}, which is neither a directory nor can be fetched from the hub "
+            f"speculative-config key 'model' is {model!r}, which is no directory and cannot be fetched from the hub "
             f"({type(error).__name__})."
         ) from None

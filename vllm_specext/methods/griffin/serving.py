@@ -1,7 +1,8 @@
-"""GRIFFIN's drafter of vLLM layers: tensor-parallel linears, paged keys and values, the target's embedding and ``lm_head``.
+"""GRIFFIN's drafter of vLLM layers: tensor-parallel linears, paged keys and values, the target's embedding and
+``lm_head``.
 
-The arithmetic is that of ``model.py``, which is the specification; a test holds the two together. Shapes: ``T`` rows of a step,
-``d`` hidden size.
+The arithmetic is that of ``model.py``, which is the specification; a test holds the two together. Shapes: ``T`` rows of
+a step, ``d`` hidden size.
 """
 
 from collections.abc import Iterable

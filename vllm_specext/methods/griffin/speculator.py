@@ -1,21 +1,22 @@
 """GRIFFIN chains on vLLM's V2 runner.
 
-vLLM's speculator for drafters over the target's hidden states already does what a chain needs: one causal pass over the rows of
-the step with the target's features, then single-token steps with the drafter's own feature, all on the device, with keys and
-values in the same block table as the target's. GRIFFIN differs in the model, which returns one feature for the logits and
-another for the recurrence, and in using the target's own logits computation.
+vLLM's speculator for drafters over the target's hidden states already does what a chain needs: one causal pass over the
+rows of the step with the target's features, then single-token steps with the drafter's own feature, all on the device,
+with keys and values in the same block table as the target's. GRIFFIN differs in the model, which returns one feature
+for the logits and another for the recurrence, and in using the target's own logits computation.
 """
+
+from typing import Any
 
 from torch import nn
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
 
 class GriffinSpeculator(EagleSpeculator):
-    def load_draft_model(self, target_model: nn.Module, target_attn_layer_names: set[str]) -> nn.Module:
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter = super().load_draft_model(target_model, target_attn_layer_names)
-        language_model = (
-            target_model.get_language_model() if hasattr(target_model, "get_language_model") else target_model
-        )
+        is_wrapped = hasattr(target_model, "get_language_model")
+        language_model = target_model.get_language_model() if is_wrapped else target_model
         # Targets that scale or cap their logits do so here.
         drafter.logits_processor = language_model.logits_processor
         return drafter

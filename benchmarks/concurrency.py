@@ -1,0 +1,150 @@
+"""Tokens per second and memory with and without GRIFFIN at 1, 4 and 16 concurrent requests, on the bundled models.
+
+    python -m benchmarks.concurrency --output benchmarks/results/cpu
+
+Both servers are up at the same time and take turns on the same prompts, so that a machine that is slow for a minute is
+slow for both. Writes ``concurrency.json`` and prints a table: median tokens per second over the rounds with their
+spread, speed-up, and the resident memory of each server's processes.
+"""
+
+import argparse
+import asyncio
+import json
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from matplotlib import pyplot
+from openai import AsyncOpenAI
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from vllm_specext.demo.run import MAX_TOKENS, PROMPTS, speculation_counters
+from vllm_specext.demo.server import GRIFFIN_CHAIN, Server
+
+CONCURRENCIES = (1, 4, 16)
+SERVERS: dict[str, dict[str, Any] | None] = {"plain": None, "griffin-chain": GRIFFIN_CHAIN}
+
+
+async def tokens_per_second(server: Server, prompts: list[str], concurrency: int) -> float:
+    """All ``prompts`` once, ``concurrency`` at a time."""
+    gate = asyncio.Semaphore(concurrency)
+
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+
+        async def ask(prompt: str) -> int:
+            async with gate:
+                answer = await client.completions.create(
+                    model="bundled",
+                    prompt=prompt,
+                    max_tokens=MAX_TOKENS,
+                    temperature=0,
+                    extra_body={"ignore_eos": True},
+                )
+                assert answer.usage is not None
+                return answer.usage.completion_tokens
+
+        begun = time.perf_counter()
+        counts = await asyncio.gather(*map(ask, prompts))
+        return sum(counts) / (time.perf_counter() - begun)
+
+
+def resident_mebibytes(server: Server) -> int:
+    assert server.process is not None
+    root = psutil.Process(server.process.pid)
+    return sum(p.memory_info().rss for p in [root, *root.children(recursive=True)]) >> 20
+
+
+def measure(servers: dict[str, Server], prompts: list[str], rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    for concurrency in CONCURRENCIES:
+        speeds: dict[str, list[float]] = {name: [] for name in servers}
+        before = {name: speculation_counters(server) for name, server in servers.items()}
+        for _ in track(range(rounds), description=f"{concurrency} at a time"):
+            for name, server in servers.items():
+                speeds[name].append(asyncio.run(tokens_per_second(server, prompts, concurrency)))
+        for name, server in servers.items():
+            drafts, accepted = (
+                now - then for now, then in zip(speculation_counters(server), before[name], strict=True)
+            )
+            ratios = [ours / plain for ours, plain in zip(speeds[name], speeds["plain"], strict=True)]
+            rows.append(
+                {
+                    "method": name,
+                    "concurrency": concurrency,
+                    "tokens_per_second": round(statistics.median(speeds[name]), 1),
+                    "slowest": round(min(speeds[name]), 1),
+                    "fastest": round(max(speeds[name]), 1),
+                    "speedup": round(statistics.median(ratios), 3),
+                    "tokens_per_verification": round(1 + accepted / drafts, 3) if drafts else 1.0,
+                    "resident_mebibytes": resident_mebibytes(server),
+                }
+            )
+    return rows
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Tokens per second by concurrency, one group of bars each, with the spread over the rounds."""
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    for offset, name in enumerate(SERVERS):
+        own = [row for row in rows if row["method"] == name]
+        speeds = [row["tokens_per_second"] for row in own]
+        spread = [
+            [speed - row["slowest"] for speed, row in zip(speeds, own, strict=True)],
+            [row["fastest"] - speed for speed, row in zip(speeds, own, strict=True)],
+        ]
+        places = [place + 0.38 * (offset - 0.5) for place in range(len(own))]
+        bars = axes.bar(places, speeds, 0.36, yerr=spread, capsize=4, label=name)
+        axes.bar_label(bars, [f"{row['speedup']:.2f}x" for row in own], label_type="center", color="white")
+    axes.set_xticks(range(len(CONCURRENCIES)), [str(c) for c in CONCURRENCIES])
+    axes.set_xlabel("concurrent requests")
+    axes.set_ylabel("tokens per second")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    shown = Table(title="tokens per second on the bundled models")
+    for column in rows[0]:
+        shown.add_column(column.replace("_", " "), justify="left" if column == "method" else "right")
+    for row in rows:
+        shown.add_row(*map(str, row.values()))
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder for concurrency.json")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    console = Console()
+    prompts = [prompt["text"] for prompt in json.loads(PROMPTS.read_text(encoding="utf-8"))]
+    with tempfile.TemporaryDirectory() as folder:
+        servers = {name: Server(Path(folder) / f"{name}.log", speculative) for name, speculative in SERVERS.items()}
+        try:
+            for name, server in servers.items():
+                with console.status(f"{name}: loading the server"):
+                    server.start()
+                asyncio.run(tokens_per_second(server, prompts[:2], 2))  # warm-up
+            rows = measure(servers, prompts, args.rounds)
+        finally:
+            for server in servers.values():
+                server.stop()
+    args.output.mkdir(parents=True, exist_ok=True)
+    machine = {
+        "machine": platform.processor() or platform.machine(),
+        "cores": psutil.cpu_count(),
+        "rounds": args.rounds,
+    }
+    (args.output / "concurrency.json").write_text(json.dumps({**machine, "rows": rows}, indent=2) + "\n")
+    plot(rows, args.output / "concurrency.png")
+    console.print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

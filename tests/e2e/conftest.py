@@ -1,0 +1,55 @@
+"""Three servers on the bundled models, each started once: vLLM alone, the plug-in unused, and GRIFFIN chains."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from vllm_specext.demo.run import PROMPTS
+from vllm_specext.demo.server import GRIFFIN_CHAIN, Server
+
+# Servers that run side by side must not be bound to the same cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+Client = Callable[[Server], OpenAI]
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="session")
+def stock(logs: Path) -> Iterator[Server]:
+    """vLLM without our plug-in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_PLUGINS", "")
+        server = Server(logs / "stock.log").start()
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def unused(logs: Path) -> Iterator[Server]:
+    """vLLM with our plug-in, and none of our methods asked for."""
+    with Server(logs / "unused.log") as server:
+        yield server.start()
+
+
+@pytest.fixture(scope="session")
+def griffin(logs: Path) -> Iterator[Server]:
+    with Server(logs / "griffin.log", GRIFFIN_CHAIN) as server:
+        yield server.start()
+
+
+@pytest.fixture(scope="session")
+def client() -> Client:
+    return lambda server: OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[str]:
+    return [row["text"] for row in json.loads(PROMPTS.read_text(encoding="utf-8"))]

@@ -1,0 +1,145 @@
+"""OpenAI clients get the stock server's answers from a server with GRIFFIN drafts, in every form of asking."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from tests.e2e.conftest import Client
+from vllm_specext.demo.run import ask_in_turn, speculation_counters, summarize
+from vllm_specext.demo.server import Server
+
+CHAT: dict[str, Any] = {
+    "model": "bundled",
+    "messages": [{"role": "user", "content": "What does numpy.mean do?"}],
+    "temperature": 0,
+    "max_tokens": 40,
+}
+
+
+def complete(client: OpenAI, prompt: str, **options: Any) -> Any:
+    return client.completions.create(
+        model="bundled",
+        prompt=prompt,
+        **{"temperature": 0, "max_tokens": 48, **options},
+        extra_body={"return_token_ids": True},
+    )
+
+
+@pytest.fixture(scope="module")
+def with_drafts(griffin: Server, client: Client) -> OpenAI:
+    return client(griffin)
+
+
+@pytest.fixture(scope="module")
+def without(stock: Server, client: Client) -> OpenAI:
+    return client(stock)
+
+
+def test_concurrent_greedy_completions_have_the_tokens_of_the_stock_server(
+    with_drafts: OpenAI, without: OpenAI, prompts: list[str]
+) -> None:
+    def ids(openai: OpenAI) -> list[list[int]]:
+        with ThreadPoolExecutor(8) as pool:
+            return [r.choices[0].token_ids for r in pool.map(lambda prompt: complete(openai, prompt), prompts)]
+
+    assert ids(with_drafts) == ids(without)
+
+
+def test_the_demonstrations_row_is_identical_and_drafts_pay(griffin: Server, stock: Server, prompts: list[str]) -> None:
+    plain, drafted = ask_in_turn((stock, griffin), prompts[::3], lambda _: None)
+    row = summarize("griffin-chain", drafted, plain)
+    assert row.identical
+    assert row.requests == 8
+    assert row.tokens_per_verification > 1.8
+    assert all(answer.drafts == 0 for answer in plain)
+
+
+def test_prometheus_counts_drafts_and_accepted_tokens(griffin: Server, with_drafts: OpenAI, prompts: list[str]) -> None:
+    drafts, accepted = speculation_counters(griffin)
+    tokens = complete(with_drafts, prompts[0]).usage.completion_tokens
+    drafts, accepted = (
+        after - before for after, before in zip(speculation_counters(griffin), (drafts, accepted), strict=True)
+    )
+    assert drafts > 0
+    assert accepted > 0
+    # Every verification emits its accepted tokens and one more; prefill emits one; the last may be cut at max_tokens.
+    assert tokens - 1 <= drafts + accepted <= tokens - 1 + 4
+
+
+def test_chat_answers_are_the_same(with_drafts: OpenAI, without: OpenAI) -> None:
+    answer, expected = (openai.chat.completions.create(**CHAT) for openai in (with_drafts, without))
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content
+    assert answer.choices[0].message.content == expected.choices[0].message.content
+    assert answer.usage == expected.usage
+
+
+def test_streamed_pieces_make_up_the_whole_answer(with_drafts: OpenAI, prompts: list[str]) -> None:
+    whole = complete(with_drafts, prompts[1])
+    stream = with_drafts.completions.create(
+        model="bundled",
+        prompt=prompts[1],
+        temperature=0,
+        max_tokens=48,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    pieces = [chunk.choices[0].text for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == whole.choices[0].text
+    assert len(pieces) > 1
+    assert chunks[-1].usage == whole.usage
+
+
+def test_streamed_chat_makes_up_the_whole_answer(with_drafts: OpenAI) -> None:
+    whole = with_drafts.chat.completions.create(**CHAT).choices[0].message.content
+    chunks = with_drafts.chat.completions.create(**CHAT, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
+
+
+def test_two_choices_differ_and_repeat_with_their_seed(with_drafts: OpenAI, prompts: list[str]) -> None:
+    def texts(seed: int) -> list[str]:
+        answer = complete(with_drafts, prompts[2], n=2, temperature=1.0, top_p=0.95, seed=seed)
+        assert [choice.index for choice in answer.choices] == [0, 1]
+        return [choice.text for choice in answer.choices]
+
+    first = texts(1)
+    assert first[0] != first[1]
+    assert texts(1) == first
+    assert texts(2) != first
+
+
+def test_logprobs_are_those_of_the_stock_server(with_drafts: OpenAI, without: OpenAI, prompts: list[str]) -> None:
+    ours, theirs = (complete(openai, prompts[3], logprobs=3).choices[0].logprobs for openai in (with_drafts, without))
+    assert ours.tokens == theirs.tokens
+    assert len(ours.token_logprobs) == len(ours.tokens) > 10
+    assert ours.token_logprobs == pytest.approx(theirs.token_logprobs, abs=1e-3)
+    for row, expected in zip(ours.top_logprobs, theirs.top_logprobs, strict=True):
+        assert row == pytest.approx(expected, abs=1e-3)
+    assert all(math.isfinite(x) and x <= 0 for x in ours.token_logprobs)
+
+
+def test_chat_logprobs_name_the_chosen_tokens(with_drafts: OpenAI) -> None:
+    answer = with_drafts.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2).choices[0]
+    assert "".join(entry.token for entry in answer.logprobs.content).startswith(answer.message.content)
+    assert all(entry.top_logprobs[0].token == entry.token for entry in answer.logprobs.content)
+
+
+def test_a_stop_string_ends_the_answer_before_it(with_drafts: OpenAI, without: OpenAI, prompts: list[str]) -> None:
+    text = complete(without, prompts[4]).choices[0].text
+    stop = text[len(text) // 2 :][:3]
+    answer, expected = (complete(openai, prompts[4], stop=[stop]).choices[0] for openai in (with_drafts, without))
+    assert answer.finish_reason == "stop"
+    assert answer.text == text[: text.index(stop)] == expected.text
+
+
+def test_the_answer_ends_at_max_tokens_in_the_middle_of_a_draft(
+    with_drafts: OpenAI, without: OpenAI, prompts: list[str]
+) -> None:
+    for limit in (1, 2, 3, 5):
+        answer, expected = (complete(openai, prompts[5], max_tokens=limit) for openai in (with_drafts, without))
+        assert answer.usage.completion_tokens == limit
+        assert answer.choices[0].token_ids == expected.choices[0].token_ids

@@ -1,0 +1,85 @@
+"""Token equality with plain decoding on the real engine in float32, greedy and seeded; the faults below must break
+it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import AGAIN, CHAIN, ROUND, TIGHT, Result
+from tests.engine.workload import DRAFTS
+
+Engines = Callable[..., Result]
+ASKED = ROUND + AGAIN
+
+
+def differing(one: Result, other: Result) -> list[int]:
+    """Indices of requests whose tokens differ."""
+    pairs = zip(one["outputs"], other["outputs"], strict=True)
+    return [index for index, (a, b) in enumerate(pairs) if a["ids"] != b["ids"]]
+
+
+@pytest.fixture(scope="module")
+def plain(engines: Engines) -> Result:
+    result = engines({})
+    assert result["v2"]
+    return result
+
+
+def chain(engines: Engines, llm: dict[str, Any] | None = None, **switches: Any) -> Result:
+    return engines({"speculative_config": CHAIN} | (llm or {}), **switches)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("llm", [{}, TIGHT], ids=["roomy", "tight"])
+def test_chains_give_the_tokens_of_plain_decoding(
+    engines: Engines, plain: Result, llm: dict[str, Any], asynchronous: bool
+) -> None:
+    result = chain(engines, llm, force_async=asynchronous)
+    assert result["v2"]
+    assert result["async"] == asynchronous
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert result["counters"]["vllm:prefix_cache_hits"] > 0
+    assert (result["counters"]["vllm:num_preemptions"] > 0) == bool(llm)
+
+
+def test_compiled_chains_give_the_tokens_of_compiled_plain_decoding(engines: Engines) -> None:
+    """Compiled and eager models round differently, so that each is compared with its own kind."""
+    compiled = chain(engines, {"enforce_eager": False})
+    assert differing(compiled, engines({"enforce_eager": False})) == []
+    assert compiled["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
+def test_chains_whose_length_follows_the_load_give_the_tokens_of_plain_decoding(
+    engines: Engines, plain: Result
+) -> None:
+    schedule = [[1, 2, DRAFTS], [3, 5, 2], [6, 8, 1]]
+    result = chain(engines, {"speculative_config": CHAIN | {"num_speculative_tokens_per_batch_size": schedule}})
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 50
+
+
+def test_greedy_chains_give_the_tokens_of_stock_vllm(engines: Engines) -> None:
+    """Stock vLLM chooses its V1 runner on a CPU; only its greedy requests draw no noise and can be compared."""
+    stock = engines({}, v2=False)
+    assert not stock["v2"]
+    greedy = {index for index, request in enumerate(ASKED) if request["sampling"]["temperature"] == 0}
+    assert len(greedy) >= 12
+    assert greedy.isdisjoint(differing(stock, chain(engines, {}, force_async=False)))
+
+
+def test_logprobs_are_those_of_plain_decoding(engines: Engines, plain: Result) -> None:
+    result = chain(engines, {}, force_async=False)
+    compared = 0
+    for one, other in zip(result["outputs"], plain["outputs"], strict=True):
+        assert len(one["logprobs"]) == len(other["logprobs"])
+        for ours, theirs in zip(one["logprobs"], other["logprobs"], strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+            compared += 1
+    assert compared > 100
+
+
+@pytest.mark.parametrize("sabotage", ["shift_target_positions", "accept_every_draft"])
+def test_a_deliberate_fault_is_noticed(engines: Engines, plain: Result, sabotage: str) -> None:
+    assert differing(chain(engines, {}, sabotage=sabotage), plain) != []

@@ -1,0 +1,39 @@
+"""Completes the Triton interpreter where it stops short of a GPU, before vLLM is imported. Test code only."""
+
+import numpy as np
+import triton.language as tl
+import triton.language.extra.libdevice as libdevice
+import triton.runtime.interpreter as interpreter
+
+_builder = interpreter.InterpreterBuilder
+_masked_store, _masked_load = _builder.create_masked_store, _builder.create_masked_load
+
+
+def _boolean(mask: interpreter.TensorHandle) -> interpreter.TensorHandle:
+    """``mask & scalar`` becomes an integer in the interpreter, and numpy would take it for indices."""
+    return interpreter.TensorHandle(mask.data.astype(np.bool_), mask.dtype)
+
+
+_builder.create_masked_store = lambda self, ptrs, value, mask, *rest: _masked_store(
+    self, ptrs, value, _boolean(mask), *rest
+)
+_builder.create_masked_load = lambda self, ptrs, mask, other, *rest: _masked_load(
+    self, ptrs, _boolean(mask), other, *rest
+)
+# Device-library functions are empty in the interpreter and return None.
+libdevice.log1p = lambda x: tl.log(1.0 + x)
+libdevice.isnan = lambda x: x != x
+
+import vllm.v1.worker.cpu.shm  # noqa: E402, F401 - lets vLLM's pinned buffers live in plain memory
+from hypothesis import Phase, settings  # noqa: E402
+
+# The interpreter needs milliseconds per launch; the examples are the same in every run.
+settings.register_profile(
+    "interpreter",
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],  # minimising a failure would take minutes
+)
+settings.load_profile("interpreter")

@@ -1,0 +1,56 @@
+"""Every CPU kernel body against the Triton kernel that it replaces, under Triton's interpreter.
+
+On a CPU vLLM's kernels are plain Python functions unless a Triton backend named "cpu" exists before vLLM is imported.
+So the cases (``cases/case_*.py``) run in one process of their own, with ``triton_cpu_stub`` and ``TRITON_INTERPRET=1``.
+Here each file of cases is one test; the summary line at the end of the run tells how many cases that were.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+HERE = Path(__file__).parent
+FILES = sorted(path.stem for path in (HERE / "cases").glob("case_*.py"))
+CASES_RUN = pytest.StashKey[int]()
+
+
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, dict[str, str]]:
+    """Return, per file, what became of each case: "" when it passed, else the report."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("the kernels to compare with need the triton package")
+    report = tmp_path_factory.mktemp("cpu_bodies") / "report.xml"
+    search_path = os.pathsep.join([str(HERE / "triton_cpu_stub"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "pytest", "cases", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    finished = subprocess.run(
+        [*command, "-o", "python_files=case_*.py", "-o", "addopts="],
+        cwd=HERE,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": search_path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # 0: all passed, 1: some failed. Anything else means that the cases did not run.
+    assert finished.returncode in (0, 1), finished.stdout + finished.stderr
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for case in ElementTree.parse(report).iter("testcase"):
+        problem = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        file = case.attrib["classname"].rsplit(".", 1)[-1]
+        found[file][case.attrib["name"]] = "" if problem is None else f"{problem.tag}: {problem.text}"
+    assert any(text for cases in found.values() for text in cases.values()) == (finished.returncode == 1)
+    request.config.stash[CASES_RUN] = sum(map(len, found.values()))
+    return found
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_bodies_equal_their_triton_kernels(file: str, outcomes: dict[str, dict[str, str]]) -> None:
+    cases = outcomes[file]
+    assert cases, f"{file} holds no case"
+    failed = {name: text for name, text in cases.items() if text}
+    assert not failed, "\n\n".join(f"{name}: {text}" for name, text in failed.items())

@@ -1,0 +1,55 @@
+"""The adapter refuses a vLLM that it was not written for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from vllm_specext.engine import guard
+from vllm_specext.errors import ConfigurationError
+
+
+def problems_in_a_fresh_process(*statements: str) -> str:
+    code = "; ".join(
+        [
+            "import vllm.v1.worker.cpu.shm",
+            "from vllm_specext.engine import guard",
+            *statements,
+            "print(guard.problems())",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_every_signature_that_we_rely_on_is_that_of_the_installed_vllm() -> None:
+    assert problems_in_a_fresh_process() == "[]"
+
+
+def test_a_changed_signature_and_a_missing_function_are_named() -> None:
+    sampler = "vllm.v1.worker.gpu.sample.sampler:Sampler.sample"
+    found = problems_in_a_fresh_process(
+        f"guard.SIGNATURES['{sampler}'] = 'self logits'", f"guard.SIGNATURES['{sampler}_not'] = 'self'"
+    )
+    assert f"{sampler} takes (self logits expanded_idx_mapping" in found
+    assert f"{sampler}_not is missing" in found
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"), [("0.32.0", True), ("0.32.7+cpu", True), ("0.33.0", False), ("0.320.1", False)]
+)
+def test_only_the_supported_minor_version_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
+) -> None:
+    monkeypatch.setattr(guard, "installed_vllm", lambda: version)
+    if fits:
+        guard.require_supported_vllm()
+    else:
+        with pytest.raises(ConfigurationError, match=version):
+            guard.require_supported_vllm()
+
+
+def test_a_missing_vllm_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard.metadata, "distributions", lambda name: iter(()))
+    with pytest.raises(ConfigurationError, match=r"vllm-specext\[cpu\]"):
+        guard.require_supported_vllm()

@@ -1,0 +1,5 @@
+"""``python -m vllm_specext`` is the ``vllm-specext`` command."""
+
+from vllm_specext.cli import main
+
+main()

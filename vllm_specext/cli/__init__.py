@@ -1,0 +1,38 @@
+"""The ``vllm-specext`` command: one file per sub-command, nothing heavy imported before it is needed.
+
+A ``ConfigurationError`` from anywhere below is the user's to put right: it is printed as one sentence, exit status 1.
+"""
+
+import sys
+
+import typer
+
+from vllm_specext.cli.demo import demo
+from vllm_specext.cli.doctor import doctor
+from vllm_specext.cli.methods import methods
+from vllm_specext.cli.serve import serve
+from vllm_specext.errors import ConfigurationError
+
+app = typer.Typer(
+    name="vllm-specext",
+    help="Speculative-decoding methods for vLLM: faster answers, the same tokens.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+# `serve` hands every argument on, `--help` included.
+app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="",
+)(serve)
+app.command()(demo)
+app.command()(doctor)
+app.command()(methods)
+
+
+def main() -> None:
+    try:
+        app()
+    except ConfigurationError as error:
+        sys.exit(f"error: {error}")

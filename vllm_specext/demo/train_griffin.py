@@ -1,0 +1,104 @@
+"""Train the bundled GRIFFIN drafter for the bundled target, on two CPU cores in about half an hour.
+
+The text is the corpus and the target's own greedy continuations of corpus prefixes: those are what a greedy server will
+verify drafts against. Prints the acceptance length (greedy chains of 4) on held-out text and on the
+target's own continuations of held-out prefixes that do not loop.
+
+    python -m vllm_specext.demo.train_griffin --work WORK --target vllm_specext/demo/models/target \\
+        --out vllm_specext/demo/models/griffin
+"""
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from vllm_specext.demo.loops import before_loop, is_loop
+from vllm_specext.methods.griffin.checkpoint import read_tensors
+from vllm_specext.training.acceptance import greedy_continuations, measure_acceptance
+from vllm_specext.training.features import endless_batches
+from vllm_specext.training.train_griffin import Recipe, new_drafter, train
+
+PROMPT = 96
+LENGTH = 288
+"""Prompt and output of the demonstration's longest requests; a drafter is poor at distances it has not seen."""
+CHAIN = 4
+HELD_OUT_ROWS = 48
+HELD_OUT_LENGTH = 192
+
+
+def windows(path: Path, count: int, length: int, seed: int) -> Tensor:
+    """``[count, length]`` int64 from random places of an encoded corpus."""
+    ids = np.load(path, mmap_mode="r")
+    starts = np.random.default_rng(seed).integers(0, len(ids) - length, count)
+    return torch.from_numpy(np.stack([ids[s : s + length] for s in starts]).astype(np.int64))
+
+
+def training_rows(target: LlamaForCausalLM, corpus: Path, texts: int, continuations: int) -> list[Tensor]:
+    """``texts`` windows of the corpus, and the target's ``continuations`` of such windows' beginnings, up to a loop."""
+    own = greedy_continuations(target, windows(corpus, continuations, PROMPT, seed=1), LENGTH - PROMPT)
+    kept = [PROMPT + before_loop(row[PROMPT:].tolist()) for row in own]
+    print(f"{sum(kept) - PROMPT * len(kept)} tokens of {own[:, PROMPT:].numel()} are not loops", flush=True)
+    return [*windows(corpus, texts, LENGTH, seed=2), *(row[:n] for row, n in zip(own, kept, strict=True))]
+
+
+def held_out_rows(target: LlamaForCausalLM, work: Path) -> dict[str, Tensor]:
+    """Held-out text of each kind, and the target's own continuations of its first tokens that do not loop."""
+    found: dict[str, Tensor] = {}
+    for kind in ("code", "prose"):
+        text = windows(work / f"{kind}.npy", HELD_OUT_ROWS, HELD_OUT_LENGTH, seed=3)
+        own = greedy_continuations(target, text[:, :PROMPT], HELD_OUT_LENGTH - PROMPT)
+        straight = [not is_loop(row[PROMPT:].tolist()) for row in own]
+        found |= {f"{kind} text": text, f"{kind} greedy": own[torch.tensor(straight)]}
+    return {name: rows for name, rows in found.items() if len(rows)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder of the encoded corpus (train_target writes it)"
+    )
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, nargs="+", default=[500, 150, 500], help="of each stage")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--texts", type=int, default=3500, help="rows of corpus text")
+    parser.add_argument("--continuations", type=int, default=2000, help="rows of the target's own text")
+    parser.add_argument("--lr", type=float, default=8e-3, help="AdamW's in the first stage; Muon's is five times it")
+    parser.add_argument("--first-stage", type=int, default=1, help="continue the checkpoint in OUT with this stage")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    started = time.time()
+    target = LlamaForCausalLM.from_pretrained(args.target).float().eval().requires_grad_(False)
+    rows = training_rows(target, args.work / "train.npy", args.texts, args.continuations)
+    print(f"{time.time() - started:.0f} s until the first step", flush=True)
+    recipe = Recipe(
+        steps_per_stage=tuple(args.steps),
+        learning_rates=(args.lr, *[0.6 * args.lr] * (len(args.steps) - 1)),
+        warmup_steps=20,
+        optimizer="muon",
+        bfloat16=True,
+    )
+    model = new_drafter(target, mlp_size=704, heads=4, kv_heads=4, head_dim=64)
+    batches = endless_batches(target, rows, args.batch, torch.Generator().manual_seed(args.first_stage), bfloat16=True)
+    if args.first_stage > 1:
+        model.load_state_dict({name: tensor.float() for name, tensor in read_tensors(args.out).items()})
+    train(model, target.lm_head.weight, batches, args.out, recipe, torch.float16, args.first_stage)
+    figures = {
+        name: {"rows": len(rows), **asdict(measure_acceptance(model, target, rows, PROMPT, CHAIN))}
+        for name, rows in held_out_rows(target, args.work).items()
+    }
+    print(json.dumps(figures, indent=1), f"{time.time() - started:.0f} s", flush=True)
+    (args.out / "acceptance.json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""How many drafted tokens a target would accept, measured without a server.
+
+The text is given (a target's own greedy output, or any other), so that all positions are drafted from at once: a
+drafted token is accepted when it is the text's token and all before it in the chain were.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from vllm_specext.methods.griffin.model import GriffinDrafter
+from vllm_specext.training.features import target_rows
+from vllm_specext.training.griffin_passes import simulate_chains
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    tokens_per_verification: float
+    """Accepted tokens plus the target's own one, per verification, decoding every row from its prompt on."""
+    rate_at_depth: tuple[float, ...]
+    """The share of positions at which the chain's first 1, 2, ... tokens are all accepted."""
+    verifications: int
+
+
+@torch.no_grad()
+def measure_acceptance(
+    model: GriffinDrafter, target: "PreTrainedModel", rows: Tensor, prompt_length: int, chain: int = 4, batch: int = 16
+) -> Acceptance:
+    """Acceptance of greedy chains of ``chain`` tokens on ``rows`` ``[N, T]``, after ``prompt_length`` tokens."""
+    accepted = torch.cat([_accepted(model, target, part, chain) for part in rows.split(batch)])
+    usable = accepted[:, prompt_length - 1 :]
+    steps = [a for row in usable.tolist() for a in _walk(row)]
+    return Acceptance(
+        tokens_per_verification=sum(steps) / len(steps) + 1,
+        rate_at_depth=tuple(float((usable >= depth).float().mean()) for depth in range(1, chain + 1)),
+        verifications=len(steps),
+    )
+
+
+def _accepted(model: GriffinDrafter, target: "PreTrainedModel", rows: Tensor, chain: int) -> Tensor:
+    """``[N, T - 1 - chain]``: accepted tokens of the chain drafted when token ``s + 1`` is the last one known."""
+    features = target_rows(target, list(rows)).features[:, :-1]
+    drafts = simulate_chains(model, target.lm_head.weight.float(), rows[:, 1:], features, chain)
+    truth = rows[:, 2:].unfold(1, chain, 1)
+    return (drafts[:, : truth.shape[1]] == truth).cumprod(dim=-1).sum(dim=-1)
+
+
+def _walk(accepted: Sequence[int]) -> list[int]:
+    """The entries that decoding visits: each verification moves on by the accepted tokens and one more."""
+    visited, position = [], 0
+    while position < len(accepted):
+        visited.append(accepted[position])
+        position += accepted[position] + 1
+    return visited
+
+
+@torch.no_grad()
+def greedy_continuations(target: "PreTrainedModel", prompts: Tensor, length: int, batch: int = 64) -> Tensor:
+    """``prompts`` ``[N, P]`` with the target's own next ``length`` tokens after each: ``[N, P + length]``.
+
+    Ends of text are tokens like any other here: the rows all stay full.
+    """
+    done = []
+    parts = prompts.split(batch)
+    for part in tqdm(parts, desc="continuations", mininterval=5, disable=len(parts) < 4):
+        tokens, inputs, cache = [part], part, None
+        for _ in range(length):
+            output = target(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            inputs, cache = output.logits.argmax(dim=-1), output.past_key_values
+            tokens.append(inputs)
+        done.append(torch.cat(tokens, dim=1))
+    return torch.cat(done)

@@ -1,0 +1,101 @@
+"""GRIFFIN's training losses, and the mask that keeps later passes to contexts that the drafter would draft.
+
+``[B, L]`` positions, ``V`` tokens, ``d`` hidden size. Output ``s`` of the drafter predicts token ``s + 2`` and feature
+``s + 1``; ``input_ids[:, s]`` is token ``s + 1``.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+MaskShift = Literal["code", "paper"]
+"""Which hits a token's loss in pass ``n`` requires: those of the ``n - 1`` tokens that end with the token itself, as
+in the code that trained the released checkpoints, or with the one before it, as the paper's corrected equation
+says."""
+
+DISTILLED_TOKENS = 10
+"""The target's most probable tokens that the top-k loss looks at (HASS)."""
+
+
+class AlignmentMask:
+    """Which positions count in each pass: those whose last tokens were among the drafter's best before."""
+
+    def __init__(self, input_ids: Tensor, base_mask: Tensor, top_k: int = 3, shift: MaskShift = "code") -> None:
+        """``input_ids`` ``[B, L]``; ``base_mask`` ``[B, L]``, 1 where there is something to learn."""
+        self.next_ids = input_ids.roll(-1, dims=1)
+        self.base_mask = base_mask
+        self.top_k = top_k
+        self.shift = shift
+        self.hits: Tensor | None = None
+
+    def current(self) -> Tensor:
+        """The mask ``[B, L]`` for the pass that comes next; the base mask before the first."""
+        if self.hits is None:
+            return self.base_mask
+        hits = self.hits.roll(1, dims=1) if self.shift == "paper" else self.hits
+        return hits * self.base_mask
+
+    def update(self, logits: Tensor) -> None:
+        """Take in a pass's draft logits ``[B, L, V]``.
+
+        A hit needs the text's next token among the ``top_k`` best. Rolling wraps at the end of a row, as in the code
+        that this reproduces; the first positions of a row thereby depend on its last.
+        """
+        best = logits.detach().topk(self.top_k, dim=-1).indices
+        hits = (best == self.next_ids[..., None]).any(dim=-1).to(self.base_mask.dtype)
+        before = torch.ones_like(hits) if self.hits is None else self.hits.roll(1, dims=1)
+        self.hits = before * hits
+
+
+@dataclass(frozen=True)
+class TargetDistribution:
+    """The target's next-token probabilities ``[B, L, V]`` in float32, and its best tokens' ``[B, L, 10]``."""
+
+    probabilities: Tensor
+    best_probabilities: Tensor
+    best_ids: Tensor
+
+    @classmethod
+    def from_logits(cls, logits: Tensor) -> "TargetDistribution":
+        probabilities = logits.float().softmax(dim=-1)
+        best_probabilities, best_ids = probabilities.topk(min(DISTILLED_TOKENS, logits.shape[-1]), dim=-1)
+        return cls(probabilities, best_probabilities, best_ids)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """One pass's loss terms, scalars."""
+
+    feature: Tensor
+    token: Tensor
+    top_k: Tensor
+
+    def total(self, feature_weight: float, token_weight: float, top_k_weight: float) -> Tensor:
+        return feature_weight * self.feature + token_weight * self.token + top_k_weight * self.top_k
+
+
+def pass_losses(
+    regress: Tensor, logits: Tensor, target_features: Tensor, target: TargetDistribution, mask: Tensor
+) -> Losses:
+    """Means over the positions of ``mask`` ``[B, L]``.
+
+    ``feature``: smooth L1 between the regress feature and the target's, both ``[B, L, d]``. ``token``: cross-entropy
+    of the draft ``logits`` ``[B, L, V]`` against the target's distribution; ``top_k``: the part of it that falls on
+    the target's best tokens.
+    """
+    mask = mask.float()
+    count = mask.sum() + 1e-5
+    logits = logits.float()
+    normaliser = logits.logsumexp(dim=-1)
+    feature = F.smooth_l1_loss(regress.float(), target_features.float(), reduction="none").mean(dim=-1)
+    # Σ π·(logits - normaliser), without storing log-probabilities of the whole vocabulary.
+    token = normaliser - torch.einsum("blv,blv->bl", target.probabilities, logits)
+    best = target.best_probabilities * (normaliser[..., None] - logits.gather(-1, target.best_ids))
+    return Losses(
+        feature=(mask * feature).sum() / count,
+        token=(mask * token).sum() / count,
+        top_k=(mask * best.sum(dim=-1)).sum() / count,
+    )

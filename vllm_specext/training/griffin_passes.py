@@ -1,0 +1,118 @@
+"""GRIFFIN over whole sequences at once, where the drafter reads its own features: training passes and simulated chains.
+
+In both, a query attends to shared keys, made from the target's features, and to a few keys of its own, made from
+draft features. Own keys take part as extra columns of the score matrix, so that one pass over a sequence stands for a
+drafting step at each of its positions. Shapes are those of the model: ``[B, L, d]`` features, ``[B, H, L, D]`` heads.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vllm_specext.methods.griffin.model import KV, Attention, GriffinDrafter
+
+MaskedScore = Literal["-inf", "zero"]
+"""What a key in the future contributes to the softmax: nothing, or, as in the code that trained the released
+checkpoints (inherited from HASS), a score of zero in the denominator and no value. Serving knows the first only."""
+
+
+def training_passes(
+    model: GriffinDrafter, token_ids: Tensor, features: Tensor, passes: int, masked_score: MaskedScore = "-inf"
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Predict and regress features ``[B, L, d]`` of passes 1 to ``passes`` over the same ``token_ids`` ``[B, L]``.
+
+    Pass ``n`` reads, at each position, what the drafter would read in the ``n``-th step of a chain: features of its
+    own for the most recent ``n - 1`` positions, the target's before. Gradients reach the weights through every pass's
+    keys and values, but do not flow from one pass's input into the pass before. The passes share one autograd graph.
+    """
+    length = token_ids.shape[1]
+    attention = model.layer.self_attn
+    embeddings = model.embed(token_ids, features.dtype)
+    position_ids = torch.arange(length, device=token_ids.device)[None]
+    rows, columns = position_ids.T, position_ids
+    future = columns > rows if masked_score == "zero" else None
+    streams: list[KV] = []
+    inputs = features
+    for n in range(1, passes + 1):
+        hidden = model.fuse(inputs, embeddings)
+        streams.append(attention.keys_values(hidden, position_ids))
+        # Query i's own key from stream k belongs to position i - (n - 1 - k); rolling moves it to row i.
+        backs = [n - 1 - k for k in range(1, n)]
+        attended = _attend(
+            attention,
+            attention.queries(hidden, position_ids),
+            streams[0],
+            columns <= rows - (n - 1),
+            [_roll(kv, back) for kv, back in zip(streams[1:], backs, strict=True)],
+            torch.cat([rows >= back for back in backs], dim=1) if backs else None,
+            future,
+        )
+        predict, regress = model.layer.finish(hidden + attended)
+        yield predict, regress
+        inputs = torch.cat((inputs[:, :1], regress[:, :-1].detach().to(features.dtype)), dim=1)
+
+
+def simulate_chains(model: GriffinDrafter, head: Tensor, token_ids: Tensor, features: Tensor, length: int) -> Tensor:
+    """The greedy chain of ``length`` tokens that would be drafted after each input: ``[B, L, length]``.
+
+    Input ``s`` pairs ``features[:, s]`` with ``token_ids[:, s]``, the token after it; entry ``[:, s, 0]`` is the
+    drafter's proposal for the token after that. ``head`` is the target's output matrix ``[V, d]``.
+    """
+    attention = model.layer.self_attn
+    position_ids = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
+    causal = position_ids <= position_ids.T
+    shared: KV | None = None
+    own: list[KV] = []
+    drafts: list[Tensor] = []
+    for step in range(length):
+        hidden = model.fuse(features, model.embed(token_ids, features.dtype))
+        kv = attention.keys_values(hidden, position_ids + step)
+        if shared is None:
+            shared = kv
+        else:
+            own.append(kv)
+        queries = attention.queries(hidden, position_ids + step)
+        predict, features = model.layer.finish(hidden + _attend(attention, queries, shared, causal, own))
+        token_ids = (predict @ head.T).argmax(dim=-1)
+        drafts.append(token_ids)
+    return torch.stack(drafts, dim=-1)
+
+
+def _roll(kv: KV, back: int) -> KV:
+    return kv[0].roll(back, dims=2), kv[1].roll(back, dims=2)
+
+
+def _attend(
+    attention: Attention,
+    queries: Tensor,
+    shared: KV,
+    shared_mask: Tensor,
+    own: list[KV],
+    own_mask: Tensor | None = None,
+    zero_score: Tensor | None = None,
+) -> Tensor:
+    """Attention over shared keys and over one own key per query and entry of ``own``.
+
+    ``queries`` ``[B, H, L, D]``; ``shared_mask`` ``[L, L]`` and ``own_mask`` ``[L, len(own)]`` are true where a query
+    may attend; where ``zero_score`` ``[L, L]`` is true a score of zero enters the softmax and its weight is dropped.
+    """
+    length = queries.shape[2]
+    scores = [queries @ attention.repeat(shared[0]).transpose(2, 3)]
+    scores += [(queries * attention.repeat(keys)).sum(dim=-1, keepdim=True) for keys, _ in own]
+    if own_mask is None:
+        own_mask = shared_mask.new_ones(length, len(own))
+    allowed = torch.cat((shared_mask, own_mask), dim=1)
+    logits = (torch.cat(scores, dim=-1) / attention.head_dim**0.5).float().masked_fill(~allowed, float("-inf"))
+    if zero_score is not None:
+        zero_score = torch.cat((zero_score, torch.zeros_like(own_mask)), dim=1)
+        logits = logits.masked_fill(zero_score, 0.0)
+    weights = logits.softmax(dim=-1)
+    if zero_score is not None:
+        weights = weights.masked_fill(zero_score, 0.0)
+    weights = weights.to(shared[1].dtype)
+    heads = weights[..., :length] @ attention.repeat(shared[1])
+    for column, (_, values) in enumerate(own, start=length):
+        heads = heads + weights[..., column : column + 1] * attention.repeat(values)
+    return attention.merge(heads)
