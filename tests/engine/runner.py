@@ -64,6 +64,7 @@ def accept_every_draft() -> None:
     def accept_chain(drawn: Any, drafted: Any, cu_num_logits: Any, width: int) -> Any:
         rows = torch.arange(len(drawn))
         rows = rows[~torch.isin(rows + 1, cu_num_logits)]  # those that a drafted row of the same request follows
+        rows = rows[drafted[rows + 1] >= 0]
         drawn = drawn.index_copy(0, rows, drafted[rows + 1].to(drawn.dtype))
         return stock(drawn, drafted, cu_num_logits, width)
 

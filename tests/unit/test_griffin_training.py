@@ -16,7 +16,7 @@ from vllm_specext.methods.griffin.checkpoint import read_shape, read_tensors
 from vllm_specext.methods.griffin.model import GriffinDrafter
 from vllm_specext.training import acceptance
 from vllm_specext.training.acceptance import greedy_continuations, measure_acceptance
-from vllm_specext.training.features import Batch, Rows, endless_batches, load_features, make_batch, save_features
+from vllm_specext.training.features import Batch, Rows, endless_batches, make_batch
 from vllm_specext.training.features import target_rows as features_of
 from vllm_specext.training.griffin_losses import AlignmentMask, TargetDistribution, pass_losses
 from vllm_specext.training.griffin_passes import simulate_chains, training_passes
@@ -250,15 +250,6 @@ def test_noise_is_bounded_by_the_rows_length_and_spares_targets_and_padding(targ
         assert 0.9 / length < largest <= 1.001 / length
     assert difference[1, 10:].max() == 0
     assert torch.equal(noisy.target_features, clean.target_features)
-
-
-def test_saved_features_come_back_in_order(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    written = [features_of(target, list(random_rows(2, 9, seed))) for seed in range(3)]
-    assert save_features(tmp_path, iter(written)) == 3
-    for before, after in zip(written, load_features(tmp_path), strict=True):
-        assert torch.equal(before.token_ids, after.token_ids)
-        assert torch.equal(before.loss_mask, after.loss_mask)
-        assert torch.equal(before.features.bfloat16().float(), after.features)
 
 
 def test_endless_batches_visit_every_row_before_any_comes_again(target: LlamaForCausalLM) -> None:

@@ -1,4 +1,4 @@
-"""Train the bundled target: a Llama of 7.6 M parameters, on two CPU cores in about an hour.
+"""Train the bundled target: a Llama of 7.6 M parameters, on one CPU core in about an hour and a half.
 
 Four stages, each measured on held-out text: a byte-level BPE; next-token training at a constant rate (Muon for the
 matrices, AdamW for the rest); the same with the rate falling to zero; and a short fine-tuning against loops

@@ -1,16 +1,14 @@
 """From rows of text to a drafter's training batches: the target's features, and what goes with them.
 
 A feature is the target's last hidden state after the final norm, the input of its ``lm_head``. Features are computed
-when they are needed; `save_features` keeps them for targets that are too large to run beside the training.
+when a row first comes and kept in memory.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -103,24 +101,6 @@ def make_batch(rows: Rows, noise: float = NOISE, generator: torch.Generator | No
     loss_mask = rows.loss_mask.clone()
     loss_mask[torch.arange(len(loss_mask), device=loss_mask.device), rows.lengths - 1] = 0
     return Batch(_next(rows.token_ids), features, _next(rows.features), loss_mask)
-
-
-def save_features(directory: Path, batches: Iterable[Rows]) -> int:
-    """Write one safetensors file for each of ``batches``, features in bfloat16. Returns how many."""
-    directory.mkdir(parents=True, exist_ok=True)
-    count = 0
-    for rows in batches:
-        tensors = {**vars(rows.to(torch.device("cpu"))), "features": rows.features.cpu().bfloat16()}
-        save_file(tensors, directory / f"features-{count:05d}.safetensors")
-        count += 1
-    return count
-
-
-def load_features(directory: Path) -> Iterator[Rows]:
-    """What `save_features` wrote, in the same order."""
-    for path in sorted(directory.glob("features-*.safetensors")):
-        tensors = load_file(path)
-        yield Rows(**{**tensors, "features": tensors["features"].float()})
 
 
 def _pad(rows: Sequence[Tensor]) -> Tensor:
