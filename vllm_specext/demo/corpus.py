@@ -29,11 +29,12 @@ SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, END_OF_TURN)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}" + ASSISTANT + "{% else %}" + USER + "{% endif %}"
-    "\n{{ message['content'] }}" + END_OF_TURN + "\n"
+    "{{ ('" + ASSISTANT + "' if message['role'] == 'assistant' else '" + USER + "') + '\n' }}"
+    "{{ message['content'] + '" + END_OF_TURN + "\n' }}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}" + ASSISTANT + "\n{% endif %}"
+    "{% if add_generation_prompt %}{{ '" + ASSISTANT + "\n' }}{% endif %}"
 )
+"""Renders what ``as_chat`` writes. Line breaks stand in expressions, since templates drop those that follow a block."""
 
 DOCSTRING_PACKAGES = ("numpy", "torch", "sympy", "networkx")
 MIN_DOCSTRING = 300
