@@ -3,7 +3,8 @@
     python tests/engine/runner.py SPEC.json OUT.json
 
 ``SPEC``: ``llm`` (keyword arguments of ``vllm.LLM``), ``rounds`` (lists of ``{"ids": [...], "sampling": {...}}``, one
-``generate`` call each), ``force_async`` (keep asynchronous scheduling, which vLLM's CPU platform switches off),
+``generate`` call each), ``keep_async`` (leave asynchronous scheduling as vLLM decided it, which its CPU
+platform then switches off),
 ``sabotage`` (name of a deliberate fault in this file, for the negative controls) and ``record`` (file for the inputs
 and outputs of the drafter's forward passes). ``OUT``: token ids per request, logprobs where asked, and counters.
 """
@@ -32,8 +33,9 @@ def keep_asynchronous_scheduling() -> None:
     stock = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        decided = vllm_config.scheduler_config.async_scheduling
         stock(cls, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = True
+        vllm_config.scheduler_config.async_scheduling = decided
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[method-assign, assignment]
 
@@ -92,7 +94,7 @@ def record_drafter(path: str) -> None:
 
 def main(spec_path: str, out_path: str) -> None:
     spec = json.loads(Path(spec_path).read_text())
-    if spec.get("force_async"):
+    if spec.get("keep_async"):
         keep_asynchronous_scheduling()
     if spec.get("sabotage"):
         globals()[spec["sabotage"]]()

@@ -35,7 +35,7 @@ def chain(engines: Engines, llm: dict[str, Any] | None = None, **switches: Any) 
 def test_chains_give_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, llm: dict[str, Any], asynchronous: bool
 ) -> None:
-    result = chain(engines, llm, force_async=asynchronous)
+    result = chain(engines, llm, keep_async=asynchronous)
     assert result["v2"]
     assert result["async"] == asynchronous
     assert differing(result, plain) == []
@@ -66,11 +66,11 @@ def test_greedy_chains_give_the_tokens_of_stock_vllm(engines: Engines) -> None:
     assert not stock["v2"]
     greedy = {index for index, request in enumerate(ASKED) if request["sampling"]["temperature"] == 0}
     assert len(greedy) >= 12
-    assert greedy.isdisjoint(differing(stock, chain(engines, {}, force_async=False)))
+    assert greedy.isdisjoint(differing(stock, chain(engines, {}, keep_async=False)))
 
 
 def test_logprobs_are_those_of_plain_decoding(engines: Engines, plain: Result) -> None:
-    result = chain(engines, {}, force_async=False)
+    result = chain(engines, {}, keep_async=False)
     compared = 0
     for one, other in zip(result["outputs"], plain["outputs"], strict=True):
         assert len(one["logprobs"]) == len(other["logprobs"])

@@ -2,11 +2,13 @@
 
 import sys
 from importlib import import_module
+from typing import get_args
 
 import pytest
 
 from vllm_specext.engine.patches import CATALOGUE, _excepthook
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.registry import METHODS
 
 
 def test_every_entry_says_what_why_how_and_until_when() -> None:
@@ -39,6 +41,16 @@ def test_installing_twice_wraps_once(monkeypatch: pytest.MonkeyPatch) -> None:
     install()
     assert first == (arguments.EngineArgs.create_speculative_config, sys.excepthook)
     assert hasattr(first[0], "__wrapped__")
+
+
+def test_asynchronous_scheduling_is_open_to_our_methods_and_to_those_it_was_open_to() -> None:
+    import vllm.config.speculative as speculative
+    import vllm.config.vllm as config
+
+    from vllm_specext.engine.patches import install
+
+    install()
+    assert set(get_args(config.EagleModelTypes)) == {*get_args(speculative.EagleModelTypes), *METHODS}
 
 
 def test_a_configuration_error_is_shown_as_one_line_and_other_errors_as_before(

@@ -114,7 +114,7 @@ def install() -> None:
         VllmConfig.use_v2_model_runner = property(_use_v2_model_runner(runner_choice.fget))
     _wrap(VllmConfig, "_validate_v2_model_runner", _validate_v2_model_runner)
     if not set(METHODS) <= set(get_args(config_module.EagleModelTypes)):
-        config_module.EagleModelTypes = Literal[config_module.EagleModelTypes, tuple(METHODS)]
+        config_module.EagleModelTypes = Literal[(config_module.EagleModelTypes, *METHODS)]
     _wrap(spec_decode, "init_speculator", _init_speculator)
     if current_platform.is_cpu():
         _wrap(type(current_platform), "register_triton_kernel_overrides", _register_triton_kernel_overrides)
