@@ -3,10 +3,10 @@
     python tests/engine/runner.py SPEC.json OUT.json
 
 ``SPEC``: ``llm`` (keyword arguments of ``vllm.LLM``), ``rounds`` (lists of ``{"ids": [...], "sampling": {...}}``, one
-``generate`` call each), ``keep_async`` (leave asynchronous scheduling as vLLM decided it, which its CPU
-platform then switches off),
-``sabotage`` (name of a deliberate fault in this file, for the negative controls) and ``record`` (file for the inputs
-and outputs of the drafter's forward passes). ``OUT``: token ids per request, logprobs where asked, and counters.
+``generate`` call each), ``keep_async`` (leave asynchronous scheduling as vLLM decided it, which its CPU platform then
+switches off), ``sabotage`` (name of a deliberate fault in this file, for the negative controls) and ``record`` (file
+for the inputs and outputs of the drafter's forward passes). ``OUT``: token ids per request, logprobs where asked, and
+counters.
 """
 
 import json
