@@ -85,6 +85,10 @@ KEYS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "negative length": ({"num_speculative_tokens": -1}, ["'num_speculative_tokens'", "-1"]),
     "no length": ({"num_speculative_tokens": 0}, ["'num_speculative_tokens'", "0"]),
     "negative width": ({"tree_top_k": -1}, ["'tree_top_k'", "-1"]),
+    "overlapping schedule": (
+        {"num_speculative_tokens_per_batch_size": [[1, 4, 4], [3, 8, 2]]},
+        ["'num_speculative_tokens_per_batch_size'", "[3, 8, 2]", "non-overlapping"],
+    ),
     "missing folder": ({"model": "./no-such-drafter"}, ["'model'", "./no-such-drafter"]),
     "no drafter": ({"model": ""}, ["'model'"]),
 }

@@ -54,7 +54,7 @@ def test_compiled_chains_give_the_tokens_of_compiled_plain_decoding(engines: Eng
 def test_chains_whose_length_follows_the_load_give_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result
 ) -> None:
-    schedule = [[1, 2, DRAFTS], [3, 5, 2], [6, 8, 1]]
+    schedule = [[1, 2, DRAFTS], [3, 4, 2], [5, 6, 1], [7, 8, 0]]
     result = chain(engines, {"speculative_config": CHAIN | {"num_speculative_tokens_per_batch_size": schedule}})
     assert differing(result, plain) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 50

@@ -4,28 +4,28 @@
 because it is unpickled in engine and worker processes before plug-ins are loaded there.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
-from vllm.config.speculative import SpeculativeMethod
 from vllm.config.utils import config
+from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
 from vllm_specext.engine.guard import require_supported_vllm
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options import Launch, parse, refuse
+from vllm_specext.options import Launch, MethodOptions, parse, refuse
 from vllm_specext.registry import METHODS, load
 
 
 @config
 class SpecExtConfig(SpeculativeConfig):
-    """vLLM's speculative configuration with our method names; sizes of the drafter come from its tensors."""
+    """vLLM's speculative configuration for any of our methods; the drafter's sizes come from its tensors."""
 
-    method: SpeculativeMethod | Literal["griffin"] | None = None
+    method: str | None = None
+    options: MethodOptions | None = None
+    """The user's keys as they were checked."""
     draft_overrides: dict[str, Any] | None = None
     """What the drafter's ``config.json`` is overridden with: its architecture and the widths read from its tensors."""
-    tree_depth: int = 1
-    tree_top_k: int = 1
 
     def __post_init__(self) -> SpeculativeConfig:
         target = self.target_model_config
@@ -75,11 +75,14 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     method = METHODS[raw["method"]]
     options = parse(method.options, raw)
     refuse(method.name, Launch(arguments, model, parallel))
+    _check_schedule(options.num_speculative_tokens_per_batch_size)
     fields, overrides = load(method.preparation)(options, model)
     register_serving_models()
     try:
         return SpecExtConfig(
             **fields,
+            method=method.name,
+            options=options,
             draft_overrides={"architectures": [method.architecture], **overrides},
             target_model_config=model,
             target_parallel_config=parallel,
@@ -97,6 +100,18 @@ def register_serving_models() -> None:
             ModelRegistry.register_model(method.architecture, method.serving_model)
 
 
+def _check_schedule(schedule: list[list[int]] | None) -> None:
+    """vLLM looks at the schedule only when the scheduler is built, in another process."""
+    if schedule is None:
+        return
+    try:
+        validate_and_normalize_dynamic_sd_schedule(schedule)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"speculative-config key 'num_speculative_tokens_per_batch_size' is {schedule}: {error}"
+        ) from None
+
+
 def _first_line(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip()
+    return f"{'.'.join(map(str, first['loc']))} {first['msg'].splitlines()[0]}".strip()

@@ -12,7 +12,7 @@ FILES = ["config.json", "model.safetensors", "pytorch_model.bin"]
 
 
 def prepare(options: GriffinOptions, target: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of vLLM's speculative configuration, and overrides of the drafter's ``config.json``.
+    """Values for vLLM's own speculative keys, and overrides of the drafter's ``config.json``.
 
     ``target`` is the target's ``ModelConfig``. Raises ``ConfigurationError``.
     """
@@ -23,7 +23,8 @@ def prepare(options: GriffinOptions, target: Any) -> tuple[dict[str, Any], dict[
     directory = _directory(options.model, options.revision)
     shape = read_shape(directory)
     check_against_target(shape, target.get_hidden_size(), target.get_vocab_size())
-    fields = options.model_dump(exclude={"model", "revision"}, exclude_none=True)
+    ours = {"method", "model", "revision", "tree_depth", "tree_top_k"}
+    fields = options.model_dump(exclude=ours, exclude_none=True)
     overrides = {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
