@@ -114,10 +114,10 @@ def pretrain(
         for optim in optims:
             optim.step()
             optim.zero_grad()
-        bar.set_postfix(loss=f"{float(loss):.3f}")
+        bar.set_postfix(loss=f"{loss.item():.3f}")
         if step % 100 == 99 or step == steps - 1:
             log.append(
-                {"stage": name, "step": step + 1, "train": round(float(loss), 3), **held_out_loss(model, directory)}
+                {"stage": name, "step": step + 1, "train": round(loss.item(), 3), **held_out_loss(model, directory)}
             )
             print(json.dumps(log[-1]), flush=True)
             model.save_pretrained(directory / name)
