@@ -28,7 +28,7 @@ def doctor() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     problems = installation_problems()
     with vllm_distribution():
-        rich.print(table("vLLM", engine()))
+        rich.print(table("vLLM", engine_facts()))
         rich.print(patches_table())
         problems += adapter_problems()
     rich.print(refusals_table())
@@ -67,31 +67,13 @@ def machine() -> dict[str, str]:
     }
 
 
-def engine() -> dict[str, str]:
+def engine_facts() -> dict[str, str]:
     """What vLLM picks on this machine; the reason when it cannot be asked."""
     try:
-        import torch
-        from vllm.config import VllmConfig
-        from vllm.platforms import current_platform
+        from vllm_specext.engine.report import facts
     except ImportError as error:
         return {"cannot be imported": str(error)}
-    rows = {"platform": current_platform.device_name or "none"}
-    if torch.cuda.is_available():
-        rows["devices"] = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    rows["model runner without our methods"] = "V2" if VllmConfig().use_v2_model_runner else "V1"
-    rows["model runner with our methods"] = "V2"
-    rows["attention backend"] = attention_backend()
-    return rows
-
-
-def attention_backend() -> str:
-    """vLLM's choice for a Llama of 128-wide heads in bfloat16."""
-    import torch
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.v1.attention.selector import get_attn_backend
-
-    with set_current_vllm_config(VllmConfig()):
-        return str(get_attn_backend(head_size=128, dtype=torch.bfloat16, kv_cache_dtype="auto").get_name())
+    return facts()
 
 
 def patches_table() -> Table:

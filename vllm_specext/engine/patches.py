@@ -189,7 +189,9 @@ def _init_speculator(original: Callable) -> Callable:
         require_known_signatures()
         register_serving_models()
         _wrap_model_state()
-        if device.type == "cpu":
+        from vllm.triton_utils import HAS_TRITON
+
+        if device.type == "cpu" and not HAS_TRITON:
             from vllm_specext.engine import cpu
 
             cpu.install()
