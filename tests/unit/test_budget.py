@@ -1,0 +1,89 @@
+"""Trees of every size are sound, and grow no larger as more requests run."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_specext.tree.budget import CAPS, TreeShape, default_schedule, lookahead, pool_size, shape_for
+
+FULL = TreeShape(59, 6, 10)
+
+
+@st.composite
+def full_trees(draw: st.DrawFn) -> TreeShape:
+    levels, top_k = draw(st.integers(1, 32)), draw(st.integers(2, 64))
+    return TreeShape(draw(st.integers(1, min(256, pool_size(levels, top_k)))), levels, top_k)
+
+
+@given(full_trees(), st.data())
+def test_every_smaller_tree_fits_its_pool_and_the_full_trees_slots(full: TreeShape, data: st.DataObject) -> None:
+    nodes = data.draw(st.integers(0, full.nodes))
+    shape = shape_for(nodes, full)
+    assert shape.nodes == nodes
+    assert shape.levels == min(full.levels, nodes)
+    assert 1 <= shape.top_k <= full.top_k
+    assert (shape.top_k == 1) == (nodes <= full.levels)
+    if nodes:
+        assert pool_size(shape.levels, shape.top_k) >= nodes
+        assert lookahead(shape.levels, shape.top_k) <= lookahead(full.levels, full.top_k)
+
+
+@given(full_trees(), st.data())
+def test_more_nodes_never_make_a_tree_narrower_or_shallower(full: TreeShape, data: st.DataObject) -> None:
+    fewer = data.draw(st.integers(0, full.nodes))
+    more = data.draw(st.integers(fewer, full.nodes))
+    small, large = shape_for(fewer, full), shape_for(more, full)
+    assert small.levels <= large.levels
+    assert small.top_k <= large.top_k
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shape"),
+    [
+        (59, FULL),
+        (58, TreeShape(58, 6, 10)),
+        (30, TreeShape(30, 6, 6)),
+        (7, TreeShape(7, 6, 2)),
+        (6, TreeShape(6, 6, 1)),
+        (3, TreeShape(3, 3, 1)),
+        (0, TreeShape(0, 0, 1)),
+    ],
+)
+def test_the_width_follows_the_number_of_nodes(nodes: int, shape: TreeShape) -> None:
+    assert shape_for(nodes, FULL) == shape
+
+
+def test_a_width_whose_pool_is_too_small_is_raised() -> None:
+    full = TreeShape(pool_size(2, 4), levels=2, top_k=4)
+    assert pool_size(2, 2) < 10
+    assert shape_for(10, full) == TreeShape(10, 2, 3)
+
+
+def test_the_published_tree_has_the_published_pool() -> None:
+    assert pool_size(6, 10) == 510
+    assert lookahead(6, 10) == 50
+
+
+@given(full_trees(), st.sampled_from([*CAPS, "xpu"]))
+def test_a_default_schedule_covers_all_batch_sizes_and_only_falls(full: TreeShape, device_type: str) -> None:
+    schedule = default_schedule(full, device_type)
+    assert schedule[0][0] == 1
+    assert all(first <= last for first, last, _ in schedule)
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(schedule))
+    sizes = [nodes for _, _, nodes in schedule]
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert sizes[0] <= full.nodes
+    assert sizes[-1] == 0
+
+
+def test_vllm_accepts_the_default_schedules_and_reads_them_as_meant() -> None:
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    lookup = build_dynamic_sd_schedule_lookup(default_schedule(FULL, "cpu"), 20, FULL.nodes)
+    assert lookup[1:] == [24] * 2 + [12] * 2 + [6] * 4 + [3] * 8 + [0] * 4
+
+
+def test_equal_neighbours_are_one_range() -> None:
+    assert default_schedule(TreeShape(8, 6, 10), "cpu")[:2] == [[1, 4, 8], [5, 8, 6]]

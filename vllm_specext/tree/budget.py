@@ -1,0 +1,67 @@
+"""How large a draft tree is, and how it shrinks as the number of running requests grows.
+
+A tree of fewer nodes is narrower and then shallower: a tree that has no more nodes than levels is a chain.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    nodes: int
+    """Drafted tokens, the root not counted."""
+    levels: int
+    """Longest path from the root; the drafter runs ``levels - 1`` times over ``top_k`` nodes."""
+    top_k: int
+    """Children kept per node, and nodes kept per level to grow from; 1 is a chain."""
+
+
+MANY = 1_000_000
+"""Last batch size of a schedule's last range; vLLM has no open range."""
+
+CAPS: dict[str, tuple[tuple[int, int], ...]] = {
+    "cpu": ((2, 24), (4, 12), (8, 6), (16, 3), (MANY, 0)),
+    # Not measured: estimates from what the literature reports for trees of about 60 nodes on one GPU.
+    "cuda": ((4, 59), (16, 32), (32, 16), (64, 6), (128, 3), (MANY, 0)),
+}
+"""Per device type: up to this many running requests, at most so many nodes pay."""
+
+
+def pool_size(levels: int, top_k: int) -> int:
+    """Nodes that an expansion proposes, of which the best are kept: K, then K of each of K nodes per further level."""
+    return top_k + (levels - 1) * top_k**2
+
+
+def lookahead(levels: int, top_k: int) -> int:
+    """Slots that drafting a tree writes from the position of the last sampled token on."""
+    return (levels - 1) * top_k
+
+
+def shape_for(nodes: int, full: TreeShape) -> TreeShape:
+    """The shape of a tree of ``nodes`` (0 to ``full.nodes``) where ``full`` is the largest."""
+    if nodes <= full.levels:
+        return TreeShape(nodes, nodes, 1)
+    if nodes == full.nodes:
+        return full
+    top_k = ceil(full.top_k * nodes / full.nodes)
+    while pool_size(full.levels, top_k) < nodes:
+        top_k += 1
+    return TreeShape(nodes, full.levels, top_k)
+
+
+def default_schedule(full: TreeShape, device_type: str) -> list[list[int]]:
+    """``[first batch size, last, nodes]`` per range, as vLLM's ``num_speculative_tokens_per_batch_size``.
+
+    A device type without a table of its own gets that of CUDA.
+    """
+    schedule: list[list[int]] = []
+    first = 1
+    for last, cap in CAPS.get(device_type, CAPS["cuda"]):
+        nodes = min(full.nodes, cap)
+        if schedule and schedule[-1][2] == nodes:
+            schedule[-1][1] = last
+        else:
+            schedule.append([first, last, nodes])
+        first = last + 1
+    return schedule
