@@ -1,5 +1,3 @@
-"""Triton kernels, one folder each: the kernel, ``naive.py`` beside it, and the dispatch between them.
-
-``naive.py`` is the kernel's executable specification in torch. Installed as ``vllm_specext.kernels``. Chain drafting
-runs on vLLM's own kernels, so there is none here yet.
+"""The project's kernels, one folder each: the interface in ``__init__.py``, and ``naive.py``, its executable
+specification in torch, which is also what runs where there is no Triton kernel. Installed as ``vllm_specext.kernels``.
 """

@@ -1,0 +1,61 @@
+"""Attention of draft-tree nodes over a paged key-value cache.
+
+A request's query rows see its whole prefix and, of the tree that lies in the cache right behind the prefix, the nodes
+that their bits name: themselves and their ancestors. Two uses: verification, where the query rows are the whole tree,
+and drafting, where they are the last level of what has been drafted so far.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from vllm_specext.kernels.tree_attention import naive
+
+
+@dataclass(frozen=True)
+class TreeRows:
+    """The query rows of a batch of ``R`` requests: the first ``num_rows`` rows of the query."""
+
+    block_table: Tensor
+    """``[R, blocks]`` int32."""
+    query_start_loc: Tensor
+    """``[R + 1]`` int32."""
+    prefix_lens: Tensor
+    """``[R]``: cache slots before the tree's first."""
+    visible: Tensor
+    """``[R, Q, W]`` int32 words: the tree nodes, by slot behind the prefix, that each query row sees."""
+    num_rows: int
+    max_query_len: int
+    num_nodes: int
+    """Slots behind the prefix that any bit may name."""
+    max_seq_len: int
+    """Upper bound of prefix and tree together."""
+
+    @cached_property
+    def plan(self) -> naive.Plan:
+        """Indices and mask, the same for all layers of a step that have the same pages."""
+        return naive.plan(self)
+
+
+def tree_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    rows: TreeRows,
+    out: Tensor,
+    *,
+    scale: float,
+    soft_cap: float = 0.0,
+    sliding_window: int = 0,
+) -> None:
+    """Write the attention of the first ``rows.num_rows`` rows of ``query`` to ``out``, both ``[T, Hq, D]``.
+
+    ``key_cache`` and ``value_cache`` ``[pages, Hkv, page size, D]``, of any strides. ``soft_cap`` bounds the scores by
+    ``tanh`` (0: not at all). ``sliding_window``: a node sees that many positions back, itself included (0: all); the
+    tree has to be less deep than that. Every row sees itself, by its bits. Slots that no row of a request sees may hold
+    anything, NaN included, and so may the block table behind the last page that holds a slot that one sees.
+    """
+    naive.tree_attention(
+        query, key_cache, value_cache, rows.plan, out, scale=scale, soft_cap=soft_cap, sliding_window=sliding_window
+    )

@@ -1,0 +1,199 @@
+"""Tree attention against a loop over rows and heads in float64, on caches full of NaN where nothing was written."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from cache_layouts import Layout, halves, token_major, transposed_keys
+from torch import Tensor
+
+from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
+from vllm_specext.tree.topology import pack
+
+SCALE = 0.2
+
+
+@dataclass
+class Case:
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    """``[pages, Hkv, page size, D]``."""
+    rows: TreeRows
+    row_lens: list[int]
+    prefix_lens: list[int]
+    seen: list[list[list[int]]]
+    """Of each request and row: the nodes it sees."""
+
+    def attend(self, **changes: Any) -> Tensor:
+        out = torch.full_like(self.query, 7.0)
+        arguments: dict[str, Any] = {"scale": SCALE} | changes
+        tree_attention(self.query, self.keys, self.values, self.rows, out, **arguments)
+        return out
+
+    def expected(self, soft_cap: float = 0.0, sliding_window: int = 0) -> Tensor:
+        """One row and one head at a time; rows behind ``num_rows`` keep what they held."""
+        out = torch.full(self.query.shape, 7.0, dtype=torch.float64)
+        heads, kv_heads, page_size = self.query.shape[1], *self.keys.shape[1:3]
+        starts = self.rows.query_start_loc.tolist()
+        for request, count in enumerate(self.row_lens):
+            for row in range(count):
+                seen, prefix = self.seen[request][row], self.prefix_lens[request]
+                position = prefix + len(seen) - 1
+                first = max(0, position + 1 - sliding_window) if sliding_window else 0
+                slots = [*range(first, prefix), *(prefix + node for node in seen)]
+                pages = [int(self.rows.block_table[request, slot // page_size]) for slot in slots]
+                places = [slot % page_size for slot in slots]
+                for head in range(heads):
+                    shared = head * kv_heads // heads
+                    query = self.query[starts[request] + row, head].double()
+                    scores = self.keys[pages, shared, places].double() @ query * SCALE
+                    if soft_cap:
+                        scores = soft_cap * torch.tanh(scores / soft_cap)
+                    out[starts[request] + row, head] = scores.softmax(0) @ self.values[pages, shared, places].double()
+        return out
+
+
+def make(
+    row_lens: list[int],
+    prefix_lens: list[int],
+    *,
+    drafted: int = 0,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_size: int = 64,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    layout: Layout = transposed_keys,
+) -> Case:
+    """Random trees; ``drafted`` nodes that are no query rows lie before those that are. Only the slots of prefixes and
+    nodes are written; the pages are scattered and the block table is wild behind the last page of a request."""
+    random = torch.Generator().manual_seed(sum(row_lens) + head_size + page_size)
+    widest, requests = max(row_lens), len(row_lens)
+    nodes = drafted + widest
+    lens = [prefix + drafted + rows for prefix, rows in zip(prefix_lens, row_lens, strict=True)]
+    needed = [-(-length // page_size) for length in lens]
+    count = sum(needed) + 2
+    shuffled = iter(torch.randperm(count, generator=random).tolist())
+    table = torch.full((requests, max(needed) + 1), 1 << 30, dtype=torch.int32)
+    keys, values = layout(torch.empty(count, kv_heads, page_size, 2 * head_size, dtype=dtype))
+    keys[:] = values[:] = torch.nan
+    for request, pages in enumerate(needed):
+        for page in range(pages):
+            table[request, page] = mine = next(shuffled)
+            written = min(page_size, lens[request] - page * page_size)
+            for cache in (keys, values):
+                cache[mine, :, :written] = torch.randn(kv_heads, written, head_size, generator=random).to(dtype)
+    # Rows behind a request's own and bits behind its last node are left over from another step.
+    flags = torch.rand(requests, widest, nodes, generator=random) < 0.5
+    seen: list[list[list[int]]] = []
+    for request, own in enumerate(row_lens):
+        ancestors: list[list[int]] = []
+        for node in range(drafted + own):
+            parent = int(torch.randint(-1, node, (), generator=random)) if node else -1
+            ancestors.append([*(ancestors[parent] if parent >= 0 else []), node])
+        seen.append(ancestors[drafted:])
+        for row, visible in enumerate(seen[-1]):
+            flags[request, row] = False
+            flags[request, row, visible] = True
+    starts = torch.tensor([0, *row_lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    rows = TreeRows(
+        block_table=table,
+        query_start_loc=starts,
+        prefix_lens=torch.tensor(prefix_lens, dtype=torch.int32),
+        visible=pack(flags),
+        num_rows=sum(row_lens),
+        max_query_len=widest,
+        num_nodes=nodes,
+        max_seq_len=max(lens) + 3,
+    )
+    query = torch.randn(sum(row_lens) + 3, heads, head_size, generator=random).to(dtype)
+    return Case(query, keys, values, rows, row_lens, prefix_lens, seen)
+
+
+MIXED: dict[str, Any] = {"row_lens": [9, 1, 14, 6], "prefix_lens": [40, 3, 0, 77]}
+
+
+def close(case: Case, tolerance: float = 1e-5, **changes: Any) -> None:
+    torch.testing.assert_close(case.attend(**changes).double(), case.expected(**changes), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("page_size", [16, 32])
+@pytest.mark.parametrize("head_size", [64, 80, 128])
+def test_rows_see_their_prefix_and_their_ancestors(head_size: int, page_size: int) -> None:
+    close(make(**MIXED, head_size=head_size, page_size=page_size))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (8, 2), (6, 3)])
+def test_heads_share_the_keys_of_their_group(heads: int, kv_heads: int) -> None:
+    close(make(**MIXED, heads=heads, kv_heads=kv_heads))
+
+
+@pytest.mark.parametrize("layout", [halves, transposed_keys, token_major])
+def test_caches_may_have_any_strides(layout: Layout) -> None:
+    close(make(**MIXED, layout=layout))
+
+
+@pytest.mark.parametrize("nodes", [32, 33, 64, 128])
+def test_bits_of_several_words(nodes: int) -> None:
+    close(make([nodes, nodes - 5], [11, 50]))
+
+
+@pytest.mark.parametrize("drafted", [0, 6, 40])
+def test_rows_of_a_drafted_level_are_the_last_nodes(drafted: int) -> None:
+    close(make([10, 10, 10], [20, 5, 61], drafted=drafted))
+
+
+@pytest.mark.parametrize("changes", [{"soft_cap": 1.5}, {"sliding_window": 15}, {"soft_cap": 2.0, "sliding_window": 9}])
+def test_soft_cap_and_sliding_window(changes: dict[str, Any]) -> None:
+    case = make(**MIXED)
+    close(case, **changes)
+    assert (case.expected(**changes) - case.expected()).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("changes", [{}, {"soft_cap": 1.5}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rounds_but_does_not_drift(dtype: torch.dtype, changes: dict[str, Any]) -> None:
+    close(make(**MIXED, dtype=dtype), tolerance=2e-2 if dtype == torch.bfloat16 else 3e-3, **changes)
+
+
+def test_pages_before_a_sliding_window_may_be_gone() -> None:
+    case = make([9, 5], [70, 90])
+    expected = case.expected(sliding_window=20)
+    case.keys[case.rows.block_table[:, 0]] = case.values[case.rows.block_table[:, 0]] = torch.nan
+    torch.testing.assert_close(case.attend(sliding_window=20).double(), expected, rtol=0, atol=1e-5)
+
+
+def test_layers_of_one_step_share_rows_and_may_differ() -> None:
+    case, wide = make(**MIXED), make(**MIXED, heads=8)
+    assert case.seen == wide.seen
+    wide.rows = case.rows
+    for _ in range(2):
+        close(case)
+        close(case, sliding_window=15)
+        close(wide, sliding_window=15)
+
+
+@pytest.mark.parametrize("bit", [0, 35])
+def test_a_wrong_bit_shows(bit: int) -> None:
+    case = make([40, 12], [30, 8])
+    case.rows.visible[0, 37, bit // 32] ^= 1 << bit % 32
+    wrong = (case.attend().double() - case.expected()).abs().amax(dim=(1, 2)) > 1e-3
+    assert wrong.nonzero().flatten().tolist() == [37]
+
+
+def test_a_wrong_prefix_length_shows() -> None:
+    case = make([9, 12], [30, 8])
+    case.rows.prefix_lens[1] -= 1
+    wrong = (case.attend().double() - case.expected()).abs().amax(dim=(1, 2)) > 1e-3
+    assert not wrong[:9].any()
+    assert wrong[9:21].all()
+
+
+def test_a_nan_that_a_row_sees_is_not_hidden() -> None:
+    case = make([9, 12], [30, 8])
+    case.values[case.rows.block_table[1, 0].long(), 0, 3] = torch.nan
+    spoilt = case.attend().isnan().any(dim=2)
+    assert spoilt[9:21, :2].all()
+    assert spoilt.sum() == 12 * 2
