@@ -1,17 +1,16 @@
-"""The keys of ``--speculative-config`` for our methods, and the combinations that are refused.
+"""The keys of ``--speculative-config`` for our methods.
 
 Everything here is checked before a weight is loaded, and every error is one sentence that names the key, the value and
-what is allowed. ``REFUSALS`` is the single table behind both the errors and the feature matrix (``vllm-specext
-methods``).
+what is allowed.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.tree.budget import TreeShape, pool_size
 
 MAX_DRAFT_TOKENS = 256
 """More than this at once never pays; the bound keeps a typing error from allocating buffers for it."""
@@ -23,9 +22,17 @@ class MethodOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     method: str
+    num_speculative_tokens: int
     num_speculative_tokens_per_batch_size: list[list[int]] | None = Field(
-        None, description="[first batch size, last batch size, drafted tokens] per range of running requests"
+        None,
+        description="[first batch size, last batch size, drafted tokens] per range of running requests; "
+        "when absent, trees shrink with the load and chains do not",
     )
+
+    @property
+    def tree(self) -> TreeShape | None:
+        """The largest draft tree, ``None`` where the draft is a chain."""
+        return None
 
 
 class GriffinOptions(MethodOptions):
@@ -49,102 +56,12 @@ class GriffinOptions(MethodOptions):
         False, description="keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
     )
 
-
-@dataclass(frozen=True)
-class Launch:
-    """What the refusals look at: vLLM's engine arguments, the target's ``ModelConfig`` and ``ParallelConfig``."""
-
-    arguments: Any
-    model: Any
-    parallel: Any
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A combination that is not supported: refused by ``feature`` when ``applies`` to the launch."""
-
-    feature: str
-    methods: tuple[str, ...]
-    reason: str
-    applies: Callable[[Launch], bool]
-
-
-ALL = ("griffin",)
-
-REFUSALS: tuple[Refusal, ...] = (
-    Refusal(
-        "--pipeline-parallel-size above 1",
-        ALL,
-        "the drafter needs the target's last hidden states and embedding in one worker",
-        lambda launch: launch.parallel.pipeline_parallel_size > 1,
-    ),
-    Refusal(
-        "--decode-context-parallel-size above 1",
-        ALL,
-        "the drafter's keys and values are not split over the sequence",
-        lambda launch: launch.parallel.decode_context_parallel_size > 1,
-    ),
-    Refusal(
-        "--prefill-context-parallel-size above 1",
-        ALL,
-        "the drafter's keys and values are not split over the sequence",
-        lambda launch: launch.parallel.prefill_context_parallel_size > 1,
-    ),
-    Refusal(
-        "--enable-dbo (dual-batch overlap)",
-        ALL,
-        "verification needs the whole batch in one forward pass",
-        lambda launch: bool(launch.parallel.use_ubatching),
-    ),
-    Refusal(
-        "--kv-transfer-config (KV connector)",
-        ALL,
-        "connectors do not know the drafter's keys and values",
-        lambda launch: launch.arguments.kv_transfer_config is not None,
-    ),
-    Refusal(
-        "a hybrid or attention-free target (Mamba, linear attention)",
-        ALL,
-        "its recurrent state cannot be rolled back to the accepted token",
-        lambda launch: bool(launch.model.is_hybrid or launch.model.is_attention_free),
-    ),
-    Refusal(
-        "a target with multi-head latent attention (MLA)",
-        ALL,
-        "the drafter's cache does not fit beside a latent cache",
-        lambda launch: bool(launch.model.use_mla),
-    ),
-    Refusal(
-        "an encoder-decoder target",
-        ALL,
-        "drafters are trained on decoder-only targets",
-        lambda launch: bool(launch.model.is_encoder_decoder),
-    ),
-    Refusal(
-        "a pooling model",
-        ALL,
-        "it generates no tokens to draft",
-        lambda launch: launch.model.runner_type != "generate",
-    ),
-    Refusal(
-        "--watermark-config",
-        ALL,
-        "watermarked sampling replaces the sampler that verification draws with",
-        lambda launch: launch.arguments.watermark_config is not None,
-    ),
-    Refusal(
-        "--enable-trace-replay",
-        ALL,
-        "replayed tokens are forced past the sampler that verification draws with",
-        lambda launch: bool(launch.model.enable_trace_replay),
-    ),
-    Refusal(
-        "--return-sampling-mask",
-        ALL,
-        "the mask is not collected for drafted positions",
-        lambda launch: bool(launch.model.return_sampling_mask),
-    ),
-)
+    @property
+    def tree(self) -> TreeShape | None:
+        # A tree with no more nodes than levels is a chain, because every level keeps at least one node.
+        if self.tree_top_k == 1 or self.num_speculative_tokens <= self.tree_depth:
+            return None
+        return TreeShape(self.num_speculative_tokens, self.tree_depth, self.tree_top_k)
 
 
 def parse(options: type[MethodOptions], raw: Mapping[str, Any]) -> MethodOptions:
@@ -169,10 +86,32 @@ def parse(options: type[MethodOptions], raw: Mapping[str, Any]) -> MethodOptions
         raise ConfigurationError(f"speculative-config key {key!r} is {raw.get(key)!r}, but {expected}.") from None
 
 
-def refuse(method: str, launch: Launch) -> None:
-    """Raise ``ConfigurationError`` for the first entry of ``REFUSALS`` that applies."""
-    for refusal in REFUSALS:
-        if method in refusal.methods and refusal.applies(launch):
-            raise ConfigurationError(
-                f"method {method!r} cannot be combined with {refusal.feature}, because {refusal.reason}."
-            )
+def check_sizes(options: MethodOptions, max_model_len: int, step_tokens: int | None) -> None:
+    """Raise ``ConfigurationError``, with the number that fits, when the draft has no room.
+
+    A draft and the token before it are computed in one step, of at most ``step_tokens`` when that is limited, and at
+    least one token has to follow them in a sequence of ``max_model_len``.
+    """
+    tokens = options.num_speculative_tokens
+    key = f"speculative-config key 'num_speculative_tokens' is {tokens}"
+    tree, schedule = options.tree, options.num_speculative_tokens_per_batch_size or []
+    if tree is not None and tokens > (pool := pool_size(tree.levels, tree.top_k)):
+        raise ConfigurationError(
+            f"{key}, but a tree with tree_depth {tree.levels} and tree_top_k {tree.top_k} has at most {pool} nodes: "
+            f"at most {pool} are allowed, or a larger tree_depth or tree_top_k."
+        )
+    if step_tokens is not None and 1 + tokens > step_tokens:
+        raise ConfigurationError(
+            f"{key}, but a step computes at most {step_tokens} tokens (--max-num-batched-tokens) and a draft needs one "
+            f"more than its length: at most {step_tokens - 1} are allowed."
+        )
+    if 1 + tokens >= max_model_len:
+        raise ConfigurationError(
+            f"{key}, but a sequence has at most {max_model_len} tokens (--max-model-len): "
+            f"at most {max_model_len - 2} are allowed."
+        )
+    if too_many := [entry for entry in schedule if entry[2] > tokens]:
+        raise ConfigurationError(
+            f"speculative-config key 'num_speculative_tokens_per_batch_size' has {too_many[0]}, "
+            f"but at most num_speculative_tokens, {tokens}, can be drafted."
+        )

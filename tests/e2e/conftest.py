@@ -1,4 +1,4 @@
-"""Three servers on the bundled models, each started once: vLLM alone, the plug-in unused, and GRIFFIN chains."""
+"""Three servers on the bundled models, each started once: vLLM alone, the plug-in unused, and GRIFFIN trees."""
 
 import json
 import os
@@ -9,12 +9,16 @@ import pytest
 from openai import OpenAI
 
 from vllm_specext.demo.run import PROMPTS
-from vllm_specext.demo.server import GRIFFIN_CHAIN, Server
+from vllm_specext.demo.server import GRIFFIN_TREE, Server
 
 # Servers that run side by side must not be bound to the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Client = Callable[[Server], OpenAI]
+
+GRIFFIN = GRIFFIN_TREE
+DEPTH: int = GRIFFIN["tree_depth"]
+"""Most drafted tokens that one verification accepts."""
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +45,7 @@ def unused(logs: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def griffin(logs: Path) -> Iterator[Server]:
-    with Server(logs / "griffin.log", GRIFFIN_CHAIN) as server:
+    with Server(logs / "griffin.log", GRIFFIN) as server:
         yield server.start()
 
 

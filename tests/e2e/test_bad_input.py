@@ -89,16 +89,28 @@ KEYS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"num_speculative_tokens_per_batch_size": [[1, 4, 4], [3, 8, 2]]},
         ["'num_speculative_tokens_per_batch_size'", "[3, 8, 2]", "non-overlapping"],
     ),
+    "schedule above the length": (
+        {"num_speculative_tokens_per_batch_size": [[1, 4, 5]]},
+        ["'num_speculative_tokens_per_batch_size'", "[1, 4, 5]", "at most num_speculative_tokens, 4"],
+    ),
+    "more nodes than the tree proposes": (
+        {"num_speculative_tokens": 21, "tree_depth": 2, "tree_top_k": 4},
+        ["'num_speculative_tokens' is 21", "at most 20 are allowed", "larger tree_depth or tree_top_k"],
+    ),
     "missing folder": ({"model": "./no-such-drafter"}, ["'model'", "./no-such-drafter"]),
     "no drafter": ({"model": ""}, ["'model'"]),
 }
 
 LAUNCHES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "sharded sampling": ({"enable_batch_sharded_sampling": True}, ["--enable-batch-sharded-sampling"]),
+    "adapters of every module": ({"enable_lora": True}, ["--enable-lora", "--lora-target-modules", "lm_head"]),
     "pipeline parallel": ({"pipeline_parallel_size": 2}, ["--pipeline-parallel-size", "griffin"]),
     "KV connector": (
         {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
         ["KV connector"],
     ),
+    "a draft longer than a step": ({"max_num_batched_tokens": 4}, ["--max-num-batched-tokens", "at most 3"]),
+    "a draft longer than a sequence": ({"max_model_len": 5}, ["--max-model-len", "at most 3"]),
 }
 
 
@@ -154,6 +166,11 @@ def test_an_unsupported_combination_is_refused(case: str) -> None:
     assert_one_sentence(refusal(GRIFFIN_CHAIN, launch), fragments)
 
 
+def test_a_tree_over_a_quantised_cache_is_refused_with_the_way_out() -> None:
+    message = refusal(GRIFFIN_CHAIN | {"num_speculative_tokens": 24, "tree_top_k": 4}, {"kv_cache_dtype": "fp8"})
+    assert_one_sentence(message, ["draft trees", "--kv-cache-dtype", "tree_top_k 1"])
+
+
 def serve(speculative: dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
@@ -168,7 +185,9 @@ def serve(speculative: dict[str, Any], *arguments: str) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.parametrize("case", ["unknown method", "a truncated file", "pipeline parallel"])
+@pytest.mark.parametrize(
+    "case", ["unknown method", "more nodes than the tree proposes", "a truncated file", "pipeline parallel"]
+)
 def test_the_command_ends_with_the_sentence_and_no_traceback(case: str, tmp_path: Path) -> None:
     if case in DRAFTERS:
         edit, fragments = DRAFTERS[case]

@@ -1,4 +1,4 @@
-"""OpenAI clients get the stock server's answers from a server with GRIFFIN drafts, in every form of asking."""
+"""OpenAI clients get the stock server's answers from a server with GRIFFIN trees, in every form of asking."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.e2e.conftest import Client
-from vllm_specext.demo.run import ask_in_turn, speculation_counters, summarize
+from tests.e2e.conftest import DEPTH, Client
+from vllm_specext.demo.run import ask_in_turn, speculation, summarize
 from vllm_specext.demo.server import Server
 
 CHAT: dict[str, Any] = {
@@ -19,12 +19,13 @@ CHAT: dict[str, Any] = {
 }
 
 
-def complete(client: OpenAI, prompt: str, **options: Any) -> Any:
+def complete(client: OpenAI, prompt: str, *, extra: dict[str, Any] | None = None, **options: Any) -> Any:
+    """``extra``: vLLM's additions to the protocol."""
     return client.completions.create(
         model="bundled",
         prompt=prompt,
         **{"temperature": 0, "max_tokens": 48, **options},
-        extra_body={"return_token_ids": True},
+        extra_body={"return_token_ids": True, **(extra or {})},
     )
 
 
@@ -54,19 +55,40 @@ def test_the_demonstrations_row_is_identical_and_drafts_pay(griffin: Server, sto
     assert row.identical
     assert row.requests == 8
     assert row.tokens_per_verification > 1.8
-    assert all(answer.drafts == 0 for answer in plain)
+    assert row.accepted_per_depth == sorted(row.accepted_per_depth, reverse=True)
+    assert all(answer.speculation.verifications == 0 for answer in plain)
 
 
-def test_prometheus_counts_drafts_and_accepted_tokens(griffin: Server, with_drafts: OpenAI, prompts: list[str]) -> None:
-    drafts, accepted = speculation_counters(griffin)
+def test_prometheus_counts_verifications_and_accepted_tokens(
+    griffin: Server, with_drafts: OpenAI, prompts: list[str]
+) -> None:
+    before = speculation(griffin)
     tokens = complete(with_drafts, prompts[0]).usage.completion_tokens
-    drafts, accepted = (
-        after - before for after, before in zip(speculation_counters(griffin), (drafts, accepted), strict=True)
-    )
-    assert drafts > 0
-    assert accepted > 0
+    counted = speculation(griffin) - before
+    assert counted.verifications > 0
+    assert len(counted.accepted) == DEPTH
+    assert counted.accepted[0] > 0
     # Every verification emits its accepted tokens and one more; prefill emits one; the last may be cut at max_tokens.
-    assert tokens - 1 <= drafts + accepted <= tokens - 1 + 4
+    assert tokens - 1 <= counted.verifications + sum(counted.accepted) <= tokens - 1 + DEPTH
+
+
+def test_our_metrics_add_up_to_vllms(griffin: Server, with_drafts: OpenAI, prompts: list[str]) -> None:
+    complete(with_drafts, prompts[0])
+    counted = speculation(griffin)
+    drafts = griffin.metric("vllm:spec_decode_num_drafts_total")
+    accepted = griffin.metric("vllm:spec_decode_num_accepted_tokens_total")
+    assert counted.verifications == drafts > 0
+    assert counted.nodes == griffin.metric("vllm:spec_decode_num_draft_tokens_total")
+    assert counted.nodes == griffin.metric("vllm:specext_num_draft_nodes_total")
+    assert sum(counted.accepted) == accepted > 0
+    assert griffin.metric("vllm:specext_acceptance_length_count") == drafts
+    assert griffin.metric("vllm:specext_acceptance_length_sum") == drafts + accepted
+
+
+def test_our_metrics_are_absent_without_our_methods(griffin: Server, unused: Server) -> None:
+    names = [{sample.name for sample in server.samples() if "specext" in sample.name} for server in (griffin, unused)]
+    assert names[0]
+    assert not names[1]
 
 
 def test_chat_answers_are_the_same(with_drafts: OpenAI, without: OpenAI) -> None:

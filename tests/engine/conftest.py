@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.workload import DRAFTS, GRIFFIN, TARGET, requests
 
-ROUND = requests(30)
+ROUND = requests(36)
 AGAIN = ROUND[:9]
 """Asked a second time, when the prefix cache has their blocks."""
 
@@ -34,9 +34,20 @@ CHAIN: dict[str, Any] = {
     "num_speculative_tokens": DRAFTS,
     "tree_top_k": 1,
 }
+
+
+def tree(nodes: int, top_k: int, schedule: list[list[int]] | None = None) -> dict[str, Any]:
+    """Trees of ``nodes`` at any load, unless there is a ``schedule``."""
+    schedule = schedule or [[1, ROOMY["max_num_seqs"], nodes]]
+    own = {"num_speculative_tokens": nodes, "tree_top_k": top_k, "num_speculative_tokens_per_batch_size": schedule}
+    return {"speculative_config": CHAIN | own}
+
+
 # 12 layers and the drafter's one, 2 heads of 64, float32: 32 tokens take 13 * 2 * 2 * 64 * 4 * 32 bytes. Eight requests
 # of up to 330 tokens do not fit into 24 such blocks.
 TIGHT: dict[str, Any] = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 24}
+# Neither do trees of all eight into the budget of a step.
+TIGHT_FOR_TREES: dict[str, Any] = {"max_num_batched_tokens": 96, "num_gpu_blocks_override": 20}
 
 
 class Engines:

@@ -2,11 +2,11 @@
 
     python tests/engine/runner.py SPEC.json OUT.json
 
-``SPEC``: ``llm`` (keyword arguments of ``vllm.LLM``), ``rounds`` (lists of ``{"ids": [...], "sampling": {...}}``, one
-``generate`` call each), ``keep_async`` (leave asynchronous scheduling as vLLM decided it, which its CPU platform then
-switches off), ``sabotage`` (name of a deliberate fault in this file, for the negative controls) and ``record`` (file
-for the inputs and outputs of the drafter's forward passes). ``OUT``: token ids per request, logprobs where asked, and
-counters.
+``SPEC``: ``llm`` (keyword arguments of ``vllm.LLM``), ``rounds`` (lists of ``{"ids": [...], "sampling": {...}}``, with
+the folder of a LoRA adapter as ``"lora"`` where wanted, one ``generate`` call each), ``keep_async`` (leave asynchronous
+scheduling as vLLM decided it, which its CPU platform then switches off), ``sabotage`` (name of a deliberate fault in
+this file, for the negative controls) and ``record`` (file for the inputs and outputs of the drafter's forward passes).
+``OUT``: token ids per request, logprobs where asked, counters, and the number of verifications by nodes.
 """
 
 import json
@@ -73,6 +73,45 @@ def accept_every_draft() -> None:
     verification.accept_chain = accept_chain  # type: ignore[assignment]
 
 
+def skip_compaction() -> None:
+    """Keys and values of an accepted path stay where its nodes were."""
+    import vllm_specext.engine.trees as trees
+
+    trees.compact = lambda caches, source, destination: None
+
+
+def _after_begin(fault: Any) -> None:
+    from vllm_specext.engine.trees import TreeStates
+
+    stock = TreeStates.begin
+
+    def begin(self: Any, batch: Any, prefill_lens: Any) -> None:
+        stock(self, batch, prefill_lens)
+        if self.step is not None:
+            fault(self, batch)
+
+    TreeStates.begin = begin  # type: ignore[method-assign]
+
+
+def flip_an_ancestor_bit() -> None:
+    """Every node but the first two is wrong about the first drafted one."""
+
+    def fault(trees: Any, batch: Any) -> None:
+        trees._visible[:, 2:, 0] ^= 1 << 1
+
+    _after_begin(fault)
+
+
+def add_a_level_to_every_depth() -> None:
+    """The target turns the queries and keys of drafted nodes by one position too many."""
+
+    def fault(trees: Any, batch: Any) -> None:
+        rows = trees.step.rows
+        batch.positions[:rows] += (batch.expanded_local_pos[:rows] > 0).long()
+
+    _after_begin(fault)
+
+
 def record_drafter(path: str) -> None:
     """Write inputs and outputs of the drafter's passes from the first request on; the passes before it are warm-up."""
     import torch
@@ -92,13 +131,34 @@ def record_drafter(path: str) -> None:
     GriffinForCausalLM.forward = forward  # type: ignore[method-assign]
 
 
+def sampling_params(values: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if "structured_outputs" in values:
+        values = values | {"structured_outputs": StructuredOutputsParams(**values["structured_outputs"])}
+    if "logit_bias" in values:
+        values = values | {"logit_bias": {int(token): bias for token, bias in values["logit_bias"].items()}}
+    return SamplingParams(**values)
+
+
+def adapter(folder: str | None) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return folder and LoRARequest("adapter", 1, folder)
+
+
+def by_token(rows: Any) -> list[dict[int, float]]:
+    return [{token: entry.logprob for token, entry in (row or {}).items()} for row in rows or []]
+
+
 def main(spec_path: str, out_path: str) -> None:
     spec = json.loads(Path(spec_path).read_text())
     if spec.get("keep_async"):
         keep_asynchronous_scheduling()
     if spec.get("sabotage"):
         globals()[spec["sabotage"]]()
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     llm = LLM(disable_log_stats=False, **spec["llm"])
     if spec.get("record"):
@@ -106,19 +166,28 @@ def main(spec_path: str, out_path: str) -> None:
     outputs = []
     for requests in spec["rounds"]:
         prompts = [{"prompt_token_ids": request["ids"]} for request in requests]
-        for done in llm.generate(prompts, [SamplingParams(**r["sampling"]) for r in requests], use_tqdm=False):
+        params = [sampling_params(request["sampling"]) for request in requests]
+        adapters = [adapter(request.get("lora")) for request in requests]
+        for done in llm.generate(prompts, params, lora_request=adapters, use_tqdm=False):
             completion = done.outputs[0]
-            logprobs = [{i: p.logprob for i, p in row.items()} for row in completion.logprobs or []]
             outputs.append(
-                {"ids": list(completion.token_ids), "logprobs": logprobs, "reason": completion.finish_reason}
+                {
+                    "ids": list(completion.token_ids),
+                    "logprobs": by_token(completion.logprobs),
+                    "prompt_logprobs": by_token(done.prompt_logprobs),
+                    "reason": completion.finish_reason,
+                }
             )
-    counters = {m.name: m.value for m in llm.get_metrics() if m.name in COUNTERS}
+    metrics = llm.get_metrics()
+    counters = {m.name: m.value for m in metrics if m.name in COUNTERS}
+    sizes = {m.labels["nodes"]: m.value for m in metrics if m.name == "vllm:specext_num_verifications"}
     engine = llm.llm_engine.vllm_config
     Path(out_path).write_text(
         json.dumps(
             {
                 "outputs": outputs,
                 "counters": counters,
+                "sizes": sizes,
                 "v2": engine.use_v2_model_runner,
                 "async": engine.scheduler_config.async_scheduling,
             }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import AGAIN, CHAIN, ROUND, TIGHT, Result
+from tests.engine.conftest import AGAIN, CHAIN, ROUND, TIGHT, Result, tree
 from tests.engine.workload import DRAFTS
 
 Engines = Callable[..., Result]
@@ -69,15 +69,21 @@ def test_greedy_chains_give_the_tokens_of_stock_vllm(engines: Engines) -> None:
     assert greedy.isdisjoint(differing(stock, chain(engines, {}, keep_async=False)))
 
 
-def test_logprobs_are_those_of_plain_decoding(engines: Engines, plain: Result) -> None:
-    result = chain(engines, {}, keep_async=False)
-    compared = 0
+@pytest.mark.parametrize("llm", [{}, tree(24, 4)], ids=["chain", "tree"])
+def test_logprobs_are_those_of_plain_decoding(engines: Engines, plain: Result, llm: dict[str, Any]) -> None:
+    """Of generated tokens, of prompts, and of tokens that the request names."""
+    result = chain(engines, llm, keep_async=bool(llm))
+    compared = dict.fromkeys(("logprobs", "prompt_logprobs"), 0)
     for one, other in zip(result["outputs"], plain["outputs"], strict=True):
-        assert len(one["logprobs"]) == len(other["logprobs"])
-        for ours, theirs in zip(one["logprobs"], other["logprobs"], strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-4)
-            compared += 1
-    assert compared > 100
+        for kind in compared:
+            assert len(one[kind]) == len(other[kind])
+            for ours, theirs in zip(one[kind], other[kind], strict=True):
+                assert ours == pytest.approx(theirs, abs=1e-4)
+            compared[kind] += len(one[kind])
+    assert compared["logprobs"] > 150
+    assert compared["prompt_logprobs"] > 50
+    named = [index for index, request in enumerate(ASKED) if "logprob_token_ids" in request["sampling"]]
+    assert all({"11", "198", "220"} <= row.keys() for index in named for row in result["outputs"][index]["logprobs"])
 
 
 @pytest.mark.parametrize("sabotage", ["shift_target_positions", "accept_every_draft"])

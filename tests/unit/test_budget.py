@@ -82,8 +82,8 @@ def test_vllm_accepts_the_default_schedules_and_reads_them_as_meant() -> None:
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
     lookup = build_dynamic_sd_schedule_lookup(default_schedule(FULL, "cpu"), 20, FULL.nodes)
-    assert lookup[1:] == [24] * 2 + [12] * 2 + [6] * 4 + [3] * 8 + [0] * 4
+    assert lookup[1:] == [4] * 8 + [2] * 8 + [0] * 4
 
 
 def test_equal_neighbours_are_one_range() -> None:
-    assert default_schedule(TreeShape(8, 6, 10), "cpu")[:2] == [[1, 4, 8], [5, 8, 6]]
+    assert default_schedule(TreeShape(20, 6, 4), "cuda")[:2] == [[1, 16, 20], [17, 32, 16]]

@@ -14,9 +14,9 @@ from vllm_specext.cli import app, main
 from vllm_specext.cli.demo import as_table
 from vllm_specext.cli.serve import cpu_quota, set_default_threads, users_error, vllm_distribution
 from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.run import Answer, summarize, write
+from vllm_specext.demo.run import Answer, Speculation, summarize, write
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options import REFUSALS
+from vllm_specext.refusals import REFUSALS
 from vllm_specext.registry import METHODS
 
 doctor_module = import_module("vllm_specext.cli.doctor")
@@ -26,6 +26,7 @@ COMMAND = [sys.executable, "-m", "vllm_specext"]
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
     monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")  # the doctor sets it for its process, which here is everybody's
     return CliRunner()
 
 
@@ -38,7 +39,7 @@ def test_methods_lists_every_key_and_every_refusal(wide: CliRunner) -> None:
 
 
 def test_the_doctor_finds_nothing_wrong_and_shows_the_patches(wide: CliRunner) -> None:
-    from vllm_specext.engine.patches import CATALOGUE
+    from vllm_specext.engine.catalogue import CATALOGUE
 
     result = wide.invoke(app, ["doctor"])
     assert result.exit_code == 0, result.output
@@ -123,17 +124,24 @@ def test_an_error_of_ours_is_found_behind_another() -> None:
     assert users_error(RuntimeError("a defect")) is None
 
 
-def answers(*rows: list[int], drafts: int = 0, accepted: int = 0) -> list[Answer]:
-    return [Answer(row, seconds=0.5, drafts=drafts, accepted=accepted) for row in rows]
+NO_DRAFTS = Speculation()
+
+
+def answers(*rows: list[int], speculation: Speculation = NO_DRAFTS) -> list[Answer]:
+    return [Answer(row, seconds=0.5, speculation=speculation) for row in rows]
 
 
 def test_a_row_leaves_loops_out_of_tokens_per_verification_but_not_out_of_identical(tmp_path: Path) -> None:
     varied, loop = list(range(40)), [1, 2, 3, 4] * 10
     plain = answers(varied, loop)
-    drafted = [*answers(varied, drafts=20, accepted=20), *answers(loop, drafts=8, accepted=32)]
+    drafted = [
+        *answers(varied, speculation=Speculation(20, 120, (15, 5))),
+        *answers(loop, speculation=Speculation(8, 64, (8, 8))),
+    ]
     row = summarize("griffin-chain", drafted, plain)
     assert (row.identical, row.looping, row.requests) == (True, 1, 2)
-    assert row.tokens_per_verification == 2.0
+    assert (row.tokens_per_verification, row.nodes_per_verification) == (2.0, 6.0)
+    assert row.accepted_per_depth == [0.75, 0.25]
     assert row.speedup == 1.0
     different = summarize("griffin-chain", [drafted[0], *answers([*loop[:-1], 9])], plain)
     assert not different.identical
@@ -142,8 +150,14 @@ def test_a_row_leaves_loops_out_of_tokens_per_verification_but_not_out_of_identi
     written = json.loads(path.read_text())
     assert [entry["identical"] for entry in written] == [True, False]
     wanted = {"method", "identical", "tokens_per_verification", "tokens_per_second", "speedup", "requests"}
+    wanted |= {"nodes_per_verification", "accepted_per_depth"}
     assert wanted <= set(written[0])
     assert as_table([row, different]).row_count == 2
+
+
+def test_without_drafts_a_verification_gives_one_token() -> None:
+    row = summarize("plain", *[answers(list(range(40)))] * 2)
+    assert (row.tokens_per_verification, row.nodes_per_verification, row.accepted_per_depth) == (1.0, 0.0, [])
 
 
 def test_a_loop_is_four_tokens_four_times() -> None:

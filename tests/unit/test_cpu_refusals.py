@@ -1,7 +1,9 @@
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from vllm_specext.engine.cpu import refuse_unsupported
 from vllm_specext.errors import ConfigurationError
@@ -54,3 +56,53 @@ def test_what_has_no_kernel_body_is_refused_by_name(change: dict[str, Any], sent
         refuse_unsupported(config(**change))
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.fixture
+def on_a_cpu_that_packs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, tuple[torch.dtype, ...]], None]:
+    """Make vLLM choose a kernel by its name for some data types, and "vec" for the others."""
+    cpu_attn = pytest.importorskip("vllm.v1.attention.backends.cpu_attn")
+
+    def choose(kernel: str, dtypes: tuple[torch.dtype, ...]) -> None:
+        def get_attn_isa(dtype: torch.dtype, block_size: int, head_size: int, kv_cache_dtype: str) -> str:
+            return kernel if dtype in dtypes and head_size % 32 == 0 else "vec"
+
+        monkeypatch.setattr(cpu_attn, "_get_attn_isa", get_attn_isa)
+
+    return choose
+
+
+def drafting_trees(dtype: torch.dtype, head_size: int = 80, draft_head_size: int = 80) -> SimpleNamespace:
+    made = config()
+    made.cache_config = SimpleNamespace(block_size=128, cache_dtype="auto")
+    made.model_config.dtype = dtype
+    made.model_config.get_head_size = lambda: head_size
+    made.speculative_config.tree = "a shape"
+    made.speculative_config.draft_model_config = SimpleNamespace(get_head_size=lambda: draft_head_size)
+    return made
+
+
+@pytest.mark.parametrize("head_sizes", [(64, 80), (80, 64)], ids=["target", "drafter"])
+def test_trees_are_refused_where_pages_are_packed(on_a_cpu_that_packs: Any, head_sizes: tuple[int, int]) -> None:
+    on_a_cpu_that_packs("amx", (torch.bfloat16,))
+    with pytest.raises(ConfigurationError) as refusal:
+        refuse_unsupported(drafting_trees(torch.bfloat16, *head_sizes))
+    assert str(refusal.value) == (
+        "draft trees on this CPU cannot have --dtype bfloat16, whose pages vLLM packs for amx; "
+        "--dtype float32 or float16 works, and tree_top_k 1 drafts chains"
+    )
+
+
+def test_a_cpu_that_packs_every_data_type_gets_no_advice_to_change_it(on_a_cpu_that_packs: Any) -> None:
+    on_a_cpu_that_packs("neon", (torch.float32, torch.float16, torch.bfloat16))
+    with pytest.raises(ConfigurationError, match=r"packs for neon; tree_top_k 1 drafts chains$"):
+        refuse_unsupported(drafting_trees(torch.float32, 64))
+
+
+def test_trees_on_plain_pages_and_chains_on_any_are_served(on_a_cpu_that_packs: Any) -> None:
+    on_a_cpu_that_packs("amx", (torch.bfloat16,))
+    refuse_unsupported(drafting_trees(torch.bfloat16))
+    refuse_unsupported(drafting_trees(torch.float32, 64))
+    chains = drafting_trees(torch.bfloat16, 64)
+    chains.speculative_config.tree = None
+    refuse_unsupported(chains)

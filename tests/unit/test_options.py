@@ -1,36 +1,14 @@
 """Every bad option is one sentence that names the key, the value and what is allowed."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options import REFUSALS, GriffinOptions, Launch, parse, refuse
+from vllm_specext.options import GriffinOptions, check_sizes, parse
+from vllm_specext.tree.budget import TreeShape
 
 GOOD = {"method": "griffin", "model": "drafter", "num_speculative_tokens": 4, "tree_top_k": 1}
-
-
-def launch(**changes: Any) -> Launch:
-    parallel = {
-        "pipeline_parallel_size": 1,
-        "decode_context_parallel_size": 1,
-        "prefill_context_parallel_size": 1,
-        "use_ubatching": False,
-    }
-    model = {
-        "is_hybrid": False,
-        "is_attention_free": False,
-        "use_mla": False,
-        "is_encoder_decoder": False,
-        "runner_type": "generate",
-        "enable_trace_replay": False,
-        "return_sampling_mask": False,
-    }
-    arguments: dict[str, Any] = {"kv_transfer_config": None, "watermark_config": None}
-    for group in (parallel, model, arguments):
-        group.update({key: value for key, value in changes.items() if key in group})
-    return Launch(SimpleNamespace(**arguments), SimpleNamespace(**model), SimpleNamespace(**parallel))
 
 
 def test_good_options_keep_their_values_and_get_the_documented_defaults() -> None:
@@ -72,32 +50,42 @@ def test_a_missing_drafter_is_named() -> None:
         parse(GriffinOptions, {"method": "griffin"})
 
 
-UNSUPPORTED = [
-    ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
-    ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size"),
-    ({"prefill_context_parallel_size": 2}, "--prefill-context-parallel-size"),
-    ({"use_ubatching": True}, "--enable-dbo"),
-    ({"kv_transfer_config": object()}, "--kv-transfer-config"),
-    ({"is_hybrid": True}, "hybrid"),
-    ({"is_attention_free": True}, "attention-free"),
-    ({"use_mla": True}, "MLA"),
-    ({"is_encoder_decoder": True}, "encoder-decoder"),
-    ({"runner_type": "pooling"}, "pooling"),
-    ({"watermark_config": {}}, "--watermark-config"),
-    ({"enable_trace_replay": True}, "--enable-trace-replay"),
-    ({"return_sampling_mask": True}, "--return-sampling-mask"),
-]
-"""A change to a launch that is fine, and what the refusal names."""
+def options(**keys: Any) -> GriffinOptions:
+    return GriffinOptions(model="drafter", **keys)
 
 
-@pytest.mark.parametrize(("change", "feature"), UNSUPPORTED)
-def test_an_unsupported_combination_is_refused_by_name(change: dict[str, Any], feature: str) -> None:
-    refuse("griffin", launch())
-    with pytest.raises(ConfigurationError) as caught:
-        refuse("griffin", launch(**change))
-    assert feature in str(caught.value)
+@pytest.mark.parametrize(
+    ("keys", "tree"),
+    [
+        ({}, TreeShape(59, 6, 10)),
+        ({"num_speculative_tokens": 7}, TreeShape(7, 6, 10)),
+        ({"num_speculative_tokens": 6}, None),
+        ({"tree_top_k": 1}, None),
+        ({"num_speculative_tokens": 2, "tree_depth": 1}, TreeShape(2, 1, 10)),
+    ],
+)
+def test_more_nodes_than_levels_make_a_tree_and_others_a_chain(keys: dict[str, Any], tree: TreeShape | None) -> None:
+    assert options(**keys).tree == tree
 
 
-def test_every_entry_of_the_table_is_reached_by_a_case_above() -> None:
-    launches = [launch(**change) for change, _ in UNSUPPORTED]
-    assert [refusal.feature for refusal in REFUSALS if not any(map(refusal.applies, launches))] == []
+@pytest.mark.parametrize(
+    ("keys", "fits"),
+    [
+        ({"num_speculative_tokens": 21, "tree_depth": 2, "tree_top_k": 4}, 20),
+        ({"num_speculative_tokens": 100}, 63),
+        ({"num_speculative_tokens": 100, "tree_top_k": 1}, 63),
+        ({"num_speculative_tokens": 63, "max_model_len": 64}, 62),
+        ({"num_speculative_tokens": 63, "tree_top_k": 1, "max_model_len": 64}, 62),
+    ],
+)
+def test_a_draft_without_room_is_refused_with_the_number_that_fits(keys: dict[str, Any], fits: int) -> None:
+    max_model_len = keys.pop("max_model_len", 1024)
+    with pytest.raises(ConfigurationError, match=rf"'num_speculative_tokens' is \d+.* at most {fits} are allowed.*\.$"):
+        check_sizes(options(**keys), max_model_len, step_tokens=64)
+    check_sizes(options(**keys | {"num_speculative_tokens": fits}), max_model_len, step_tokens=64)
+
+
+def test_a_schedule_that_asks_for_more_than_can_be_drafted_is_refused() -> None:
+    check_sizes(options(num_speculative_tokens_per_batch_size=[[1, 4, 59], [5, 8, 0]]), 1024, None)
+    with pytest.raises(ConfigurationError, match=r"has \[1, 4, 60\], but at most num_speculative_tokens, 59"):
+        check_sizes(options(num_speculative_tokens_per_batch_size=[[1, 4, 60], [5, 8, 0]]), 1024, None)

@@ -1,12 +1,14 @@
 """What is replaced in vLLM is in the catalogue, once, and only errors of ours are shortened."""
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import get_args
 
 import pytest
 
-from vllm_specext.engine.patches import CATALOGUE, _excepthook
+from vllm_specext.engine.catalogue import CATALOGUE
+from vllm_specext.engine.patches import _excepthook
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.registry import METHODS
 
@@ -31,16 +33,28 @@ def test_every_target_exists_in_the_installed_vllm(target: str) -> None:
         owner = getattr(owner, name)
 
 
-def test_installing_twice_wraps_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vllm.engine.arg_utils as arguments
+def test_installing_twice_wraps_once() -> None:
+    from vllm.config import SchedulerConfig, VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.sampling_params import SamplingParams
 
     from vllm_specext.engine.patches import install
 
+    def replaced() -> list[Callable]:
+        return [
+            EngineArgs.create_speculative_config,
+            SchedulerConfig.get_scheduler_cls,
+            SamplingParams._validate_spec_decode,
+            VllmConfig.use_v2_model_runner.fget,
+            VllmConfig.num_lookahead_tokens.fget,
+        ]
+
     install()
-    first = (arguments.EngineArgs.create_speculative_config, sys.excepthook)
+    first = [*replaced(), sys.excepthook]
     install()
-    assert first == (arguments.EngineArgs.create_speculative_config, sys.excepthook)
-    assert hasattr(first[0], "__wrapped__")
+    assert first == [*replaced(), sys.excepthook]
+    assert all(hasattr(function, "__wrapped__") for function in replaced())
+    assert not any(hasattr(function.__wrapped__, "__wrapped__") for function in replaced())
 
 
 def test_asynchronous_scheduling_is_open_to_our_methods_and_to_those_it_was_open_to() -> None:

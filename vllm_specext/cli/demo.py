@@ -78,19 +78,20 @@ def leave_running(port: int) -> None:
 
 def as_table(rows: "list[Row]") -> Table:
     table = Table(title="The same prompts, one at a time, greedy")
-    for column in ("method", "identical", "tokens per verification", "tokens/s", "speed-up", "requests"):
+    for column in ("method", "identical", "nodes", "tokens per verification", "tokens/s", "speed-up", "requests"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for row in rows:
         table.add_row(
             row.method,
             "yes" if row.identical else "[red]NO[/red]",
+            f"{row.nodes_per_verification:.1f}",
             f"{row.tokens_per_verification:.2f}",
             f"{row.tokens_per_second:.0f}",
             f"{row.speedup:.2f}",
             str(row.requests),
         )
     if looping := rows[0].looping:
-        table.caption = f"{looping} of the prompts end in a loop; tokens per verification leave them out"
+        table.caption = f"{looping} of the prompts end in a loop; nodes and tokens per verification leave them out"
     return table
 
 

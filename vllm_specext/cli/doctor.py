@@ -77,7 +77,7 @@ def engine_facts() -> dict[str, str]:
 
 
 def patches_table() -> Table:
-    from vllm_specext.engine.patches import CATALOGUE
+    from vllm_specext.engine.catalogue import CATALOGUE
 
     result = Table(
         "patch", Column("replaces", overflow="fold"), "why", "until", title="Replaced in vLLM", title_justify="left"

@@ -6,7 +6,8 @@ import rich
 from rich.markup import escape
 from rich.table import Column, Table
 
-from vllm_specext.options import REFUSALS, MethodOptions
+from vllm_specext.options import MethodOptions
+from vllm_specext.refusals import REFUSALS
 from vllm_specext.registry import METHODS
 
 
@@ -33,6 +34,7 @@ def options_table(name: str, summary: str, options: type[MethodOptions]) -> Tabl
 def refusals_table() -> Table:
     table = Table("cannot be combined with", *METHODS, "because", title="Refused at start", title_justify="left")
     for refusal in REFUSALS:
-        marks = ("refused" if name in refusal.methods else "works" for name in METHODS)
+        mark = "trees refused" if refusal.trees_only else "refused"
+        marks = (mark if name in refusal.methods else "works" for name in METHODS)
         table.add_row(refusal.feature, *marks, refusal.reason)
     return table

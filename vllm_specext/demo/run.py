@@ -2,24 +2,29 @@
 
 The plain server and one with drafts are up together and take turns on every prompt, so that a machine that is slow for
 a while is slow for both. A row is ``identical`` when every prompt gets exactly the token ids of plain decoding. Tokens
-per verification leave out prompts whose plain continuation is a loop, because a loop is easy to draft.
+per verification and what else is said about drafts leave out prompts whose plain continuation is a loop, because a loop
+is easy to draft.
 """
 
 import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
 
 from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.server import GRIFFIN_CHAIN, TARGET, Server
+from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, TARGET, Server
 
-CONFIGURATIONS: tuple[tuple[str, dict[str, Any]], ...] = (("griffin-chain", GRIFFIN_CHAIN),)
+CONFIGURATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("griffin-chain", GRIFFIN_CHAIN),
+    ("griffin-tree", GRIFFIN_TREE),
+)
 """Rows after ``plain``: name and ``--speculative-config``."""
 PROMPTS = Path(__file__).parent / "prompts.json"
 MAX_TOKENS = 96
@@ -34,6 +39,9 @@ class Row:
     method: str
     identical: bool
     tokens_per_verification: float
+    nodes_per_verification: float
+    accepted_per_depth: list[float]
+    """Share of the verifications that accepted a drafted token at depth 1, 2, ...; their sum is the mean accepted."""
     tokens_per_second: float
     speedup: float
     requests: int
@@ -41,11 +49,34 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """Verifications, nodes verified and tokens accepted at depth 1, 2, ...; all 0 without drafts."""
+
+    verifications: float = 0
+    nodes: float = 0
+    accepted: tuple[float, ...] = ()
+
+    def __add__(self, other: "Speculation") -> "Speculation":
+        accepted = map(sum, zip_longest(self.accepted, other.accepted, fillvalue=0))
+        return Speculation(self.verifications + other.verifications, self.nodes + other.nodes, tuple(accepted))
+
+    def __sub__(self, other: "Speculation") -> "Speculation":
+        return self + Speculation(-other.verifications, -other.nodes, tuple(-count for count in other.accepted))
+
+    def per_verification(self, count: float) -> float:
+        return round(count / self.verifications, 3) if self.verifications else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens per verification: those accepted and the target's own."""
+        return round(1 + self.per_verification(sum(self.accepted)), 3)
+
+
+@dataclass(frozen=True)
 class Answer:
     tokens: list[int]
     seconds: float
-    drafts: float
-    accepted: float
+    speculation: Speculation = Speculation()
 
 
 def run(tell: Tell, target: Path = TARGET) -> list[Row]:
@@ -86,32 +117,38 @@ def ask_in_turn(
 
 def ask(client: OpenAI, server: Server, prompt: str) -> Answer:
     """One request on its own, so that what the counters gain in the meantime is its own too."""
-    drafts, accepted = speculation_counters(server)
+    before = speculation(server)
     begun = time.perf_counter()
     response = client.completions.create(
         model="bundled", prompt=prompt, max_tokens=MAX_TOKENS, temperature=0, extra_body={"return_token_ids": True}
     )
     seconds = time.perf_counter() - begun
     tokens: list[int] = response.choices[0].token_ids  # type: ignore[attr-defined]  # vLLM's addition to the protocol
-    drafts_after, accepted_after = speculation_counters(server)
-    return Answer(tokens, seconds, drafts_after - drafts, accepted_after - accepted)
+    return Answer(tokens, seconds, speculation(server) - before)
 
 
-def speculation_counters(server: Server) -> tuple[float, float]:
-    """Drafts verified and drafted tokens accepted since the server's start."""
-    drafts = server.metric("vllm:spec_decode_num_drafts_total")
-    return drafts, server.metric("vllm:spec_decode_num_accepted_tokens_total")
+def speculation(server: Server) -> Speculation:
+    """What the server has counted since its start."""
+    counted = Speculation()
+    depths: dict[int, float] = {}
+    for sample in server.samples():
+        if sample.name == "vllm:specext_num_verifications_total":
+            counted += Speculation(sample.value, int(sample.labels["nodes"]) * sample.value)
+        elif sample.name == "vllm:specext_num_accepted_tokens_per_depth_total":
+            depths[int(sample.labels["depth"])] = sample.value
+    return replace(counted, accepted=tuple(depths[depth] for depth in sorted(depths)))
 
 
 def summarize(name: str, answers: list[Answer], plain: list[Answer]) -> Row:
     loops = [is_loop(answer.tokens) for answer in plain]
-    told = [answer for answer, loop in zip(answers, loops, strict=True) if not loop]
-    drafts = sum(answer.drafts for answer in told)
+    told = sum((answer.speculation for answer, loop in zip(answers, loops, strict=True) if not loop), Speculation())
     speed = tokens_per_second(answers)
     return Row(
         method=name,
         identical=[answer.tokens for answer in answers] == [answer.tokens for answer in plain],
-        tokens_per_verification=round(1 + sum(answer.accepted for answer in told) / drafts, 3) if drafts else 1.0,
+        tokens_per_verification=told.acceptance_length,
+        nodes_per_verification=told.per_verification(told.nodes),
+        accepted_per_depth=[told.per_verification(count) for count in told.accepted],
         tokens_per_second=round(speed, 1),
         speedup=round(speed / tokens_per_second(plain), 2),
         requests=len(answers),

@@ -16,9 +16,12 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_specext.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
 
 MODELS = Path(__file__).parent / "models"
 TARGET = MODELS / "target"
@@ -28,6 +31,14 @@ GRIFFIN_CHAIN: dict[str, Any] = {
     "num_speculative_tokens": 4,
     "tree_top_k": 1,
 }
+GRIFFIN_TREE: dict[str, Any] = {
+    "method": "griffin",
+    "model": str(MODELS / "griffin"),
+    "num_speculative_tokens": 24,
+    "tree_top_k": 4,
+    "tree_depth": 4,
+}
+"""As deep as the chain is long, so that the two rows differ by the tree's width alone."""
 START_TIMEOUT = 300.0
 """Seconds until a server that still loads is given up; one takes 20 to 60."""
 
@@ -109,9 +120,15 @@ class Server:
 
     def metric(self, name: str) -> float:
         """Sum over the label sets of a Prometheus counter or gauge, 0 when there is none."""
+        return sum(sample.value for sample in self.samples() if sample.name == name)
+
+    def samples(self) -> "list[Sample]":
+        """What Prometheus would read now: every name and label set with its value."""
+        from prometheus_client.parser import text_string_to_metric_families
+
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+            families = text_string_to_metric_families(answer.read().decode())
+        return [sample for family in families for sample in family.samples]
 
     def _answers(self) -> bool:
         try:

@@ -9,12 +9,16 @@ from typing import Any
 from pydantic import ValidationError
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import config
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
 from vllm_specext.engine.guard import require_supported_vllm
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options import Launch, MethodOptions, parse, refuse
+from vllm_specext.options import MethodOptions, check_sizes, parse
+from vllm_specext.refusals import Launch, refuse
 from vllm_specext.registry import METHODS, load
+from vllm_specext.tree.budget import TreeShape, default_schedule
 
 
 @config
@@ -54,6 +58,11 @@ class SpecExtConfig(SpeculativeConfig):
         )
         return self
 
+    @property
+    def tree(self) -> TreeShape | None:
+        """The largest draft tree, ``None`` where the draft is a chain."""
+        return None if self.options is None else self.options.tree
+
     def use_eagle(self) -> bool:
         """True: vLLM asks this when it means "drafts from the target's hidden states" (lookahead slots, KV groups)."""
         return True
@@ -74,9 +83,15 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     require_supported_vllm()
     method = METHODS[raw["method"]]
     options = parse(method.options, raw)
-    refuse(method.name, Launch(arguments, model, parallel))
+    kv_cache_dtype = resolve_kv_cache_dtype_string(arguments.kv_cache_dtype, model)
+    refuse(method.name, Launch(arguments, model, parallel, kv_cache_dtype, options.tree is not None))
     _check_schedule(options.num_speculative_tokens_per_batch_size)
+    check_sizes(options, model.max_model_len, _step_tokens(arguments))
     fields, overrides = load(method.preparation)(options, model)
+    if options.tree is not None:
+        fields.setdefault(
+            "num_speculative_tokens_per_batch_size", default_schedule(options.tree, current_platform.device_type)
+        )
     register_serving_models()
     try:
         return SpecExtConfig(
@@ -98,6 +113,12 @@ def register_serving_models() -> None:
     for method in METHODS.values():
         if method.architecture not in ModelRegistry.models:
             ModelRegistry.register_model(method.architecture, method.serving_model)
+
+
+def _step_tokens(arguments: Any) -> int | None:
+    """Most tokens of a step as far as the user limits them; vLLM's own, set later, is 256 or more."""
+    limits = (arguments.max_num_batched_tokens, arguments.max_num_scheduled_tokens)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _check_schedule(schedule: list[list[int]] | None) -> None:

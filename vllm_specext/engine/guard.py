@@ -13,6 +13,7 @@ from vllm_specext.errors import ConfigurationError
 SUPPORTED = "0.32"
 
 _RUNNER = "vllm.v1.worker.gpu"
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _PROPOSE = (
     "self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states num_sampled num_rejected "
     "last_sampled next_prefill_tokens temperature seeds dp_sync_state dummy_run skip_attn_for_dummy_run mm_inputs "
@@ -20,17 +21,49 @@ _PROPOSE = (
 )
 SIGNATURES: dict[str, str] = {
     "vllm.engine.arg_utils:EngineArgs.create_speculative_config": "self target_model_config target_parallel_config",
+    "vllm.sampling_params:SamplingParams._validate_spec_decode": "self speculative_config",
+    "vllm.v1.engine.input_processor:InputProcessor.process_inputs": (
+        "self request_id prompt params supported_tasks arrival_time lora_request tokenization_kwargs trace_headers "
+        "priority data_parallel_rank resumable session_id kv_hints"
+    ),
+    "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls": "self",
+    f"{_SCHEDULER}.add_request": "self request",
+    f"{_SCHEDULER}._update_request_as_session": "self session update",
+    f"{_SCHEDULER}._free_blocks": "self request",
+    f"{_SCHEDULER}._update_after_schedule": "self scheduler_output",
+    f"{_SCHEDULER}.update_draft_token_ids": "self draft_token_ids",
+    "vllm.v1.metrics.loggers:StatLoggerManager.__init__": (
+        "self vllm_config engine_idxs custom_stat_loggers enable_default_loggers aggregate_engine_logging client_count"
+    ),
+    "vllm.v1.metrics.loggers:StatLoggerBase.record": "self scheduler_stats iteration_stats mm_cache_stats engine_idx",
+    "vllm.v1.spec_decode.metrics:SpecDecodingLogging.log": "self log_fn",
     f"{_RUNNER}.spec_decode:init_speculator": "vllm_config device req_states",
     f"{_RUNNER}.model_states:resolve_model_state_cls": "vllm_config model",
     f"{_RUNNER}.model_states.interface:ModelState.custom_sampler": "self sampler",
+    f"{_RUNNER}.model_states.interface:ModelState.add_request": "self req_index new_req_data",
+    f"{_RUNNER}.model_states.interface:ModelState.initialize_kv_cache": "self kv_cache_config block_tables",
+    f"{_RUNNER}.model_states.interface:ModelState.preprocess_state": (
+        "self input_batch block_tables kv_cache_config num_computed_tokens"
+    ),
+    f"{_RUNNER}.model_states.interface:ModelState.prepare_attn": (
+        "self input_batch cudagraph_mode block_tables slot_mappings attn_groups kv_cache_config for_capture ubatch_idx"
+    ),
     f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.propose": _PROPOSE,
     f"{_RUNNER}.spec_decode.eagle.speculator:EagleSpeculator.load_draft_model": (
         "self target_model target_attn_layer_names"
+    ),
+    f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator._run_model": (
+        "self num_tokens attn_metadata slot_mappings num_tokens_across_dp cudagraph_runtime_mode mm_inputs"
     ),
     f"{_RUNNER}.spec_decode.eagle.utils:load_eagle_model": "target_model vllm_config",
     f"{_RUNNER}.sample.sampler:Sampler.sample": (
         "self logits expanded_idx_mapping idx_mapping idx_mapping_np pos input_ids expanded_local_pos "
         "seq_lens_upper_bound_np return_logprobs"
+    ),
+    f"{_RUNNER}.sample.sampler:Sampler.get_logprobs_dims": "self idx_mapping_np include_token_ids",
+    f"{_RUNNER}.sample.logprob:compute_topk_scores": (
+        "logits num_logprobs sampled_token_ids cu_num_logits logprob_token_ids_state expanded_idx_mapping "
+        "max_per_req_token_ids logits_mode"
     ),
     f"{_RUNNER}.spec_decode.rejection_sampler:RejectionSampler.__init__": (
         "self sampler spec_config device watermark_key"
@@ -38,6 +71,9 @@ SIGNATURES: dict[str, str] = {
     f"{_RUNNER}.spec_decode.rejection_sampler:RejectionSampler._verify": (
         "self logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np expanded_idx_mapping "
         "expanded_local_pos seq_lens_upper_bound_np verify_draft_sampled"
+    ),
+    f"{_RUNNER}.spec_decode.rejection_sampler:RejectionSampler._get_logprobs_tensors": (
+        "self sampled num_sampled logits cu_num_logits cu_num_logits_np max_num_logprobs"
     ),
 }
 """``module:object`` and its parameter names, for every vLLM callable that we replace, override or call by position."""

@@ -1,21 +1,87 @@
-"""vLLM's per-model state with our verification in place of its rejection sampler."""
+"""vLLM's per-model state with our verification in place of its rejection sampler, and with draft trees where the
+configuration asks for them."""
 
 from functools import cache
 from typing import Any
 
+from torch import Tensor
+from vllm.config import get_layers_from_vllm_config
+from vllm.config.compilation import CUDAGraphMode
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-from vllm_specext.engine.verification import TargetOnlyVerifier
+from vllm_specext.engine.attention import wrap_target_layers
+from vllm_specext.engine.requests import drafting_of, has_custom_processors
+from vllm_specext.engine.trees import TreeStates
+from vllm_specext.engine.verification import TargetOnlyVerifier, TreeVerifier
+
+
+def with_our_verification(base: Any, config: Any) -> type[ModelState]:
+    """Subclass of ``base``, the state vLLM chose for the target; ``config`` is the ``SpecExtConfig``."""
+    return _for_chains(base) if config.tree is None else _for_trees(base)
 
 
 @cache
-def with_target_only_verification(base: type[ModelState]) -> type[ModelState]:
-    """Subclass of ``base``, the state vLLM chose for the target, that verifies with the target's own sampler."""
-
-    class SpecExtModelState(base):
+def _for_chains(base: Any) -> type[ModelState]:
+    class ChainModelState(base):
         def custom_sampler(self, sampler: Sampler) -> tuple[Any, Any]:
             return sampler, TargetOnlyVerifier(sampler, self.vllm_config.speculative_config, self.device)
 
-    SpecExtModelState.__name__ = SpecExtModelState.__qualname__ = f"SpecExt{base.__name__}"
-    return SpecExtModelState
+    return ChainModelState
+
+
+@cache
+def _for_trees(base: Any) -> type[ModelState]:
+    class TreeModelState(base):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            shape = self.vllm_config.speculative_config.tree
+            self.trees = TreeStates(shape, self.max_num_reqs, self.device)
+            layers = get_layers_from_vllm_config(self.vllm_config, Attention)
+            self._layers = {name: layer for name, layer in layers.items() if not layer.is_draft_layer}
+            wrap_target_layers(self._layers.values(), shape.levels)
+            self._custom_processors = has_custom_processors(self.model_config)
+            self._groups: list[list[str]] = []
+            self._caches: list[list[Attention]] = []
+
+        def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
+            super().initialize_kv_cache(kv_cache_config, block_tables)
+            names = [group.layer_names for group in kv_cache_config.kv_cache_groups]
+            self._groups[:] = [[name for name in group if name in self._layers] for group in names]
+            self._caches[:] = [[self._layers[name] for name in group] for group in self._groups]
+
+        def custom_sampler(self, sampler: Sampler) -> tuple[Any, Any]:
+            self._request_states = sampler.req_states
+            return sampler, TreeVerifier(
+                sampler, self.vllm_config.speculative_config, self.device, self.trees, self._caches
+            )
+
+        def add_request(self, req_index: int, new_req_data: Any) -> None:
+            super().add_request(req_index, new_req_data)
+            self.trees.kinds[req_index] = drafting_of(new_req_data.sampling_params, self._custom_processors)
+
+        def preprocess_state(self, input_batch: InputBatch, *args: Any) -> None:
+            super().preprocess_state(input_batch, *args)
+            self.trees.begin(input_batch, self._request_states.prefill_len.gpu)
+
+        def prepare_attn(
+            self,
+            input_batch: InputBatch,
+            cudagraph_mode: CUDAGraphMode,
+            block_tables: tuple[Tensor, ...],
+            slot_mappings: Tensor,
+            *args: Any,
+            for_capture: bool = False,
+            **kwargs: Any,
+        ) -> dict[str, Any]:
+            metadata = super().prepare_attn(
+                input_batch, cudagraph_mode, block_tables, slot_mappings, *args, for_capture=for_capture, **kwargs
+            )
+            if for_capture:
+                self.trees.capture(input_batch, self.max_model_len)
+            self.trees.attach(input_batch, metadata, self._groups, slot_mappings)
+            return metadata
+
+    return TreeModelState

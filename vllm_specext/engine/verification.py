@@ -6,16 +6,39 @@ it; the first drawn token that the draft does not continue is emitted and ends t
 is also the best that any lossless rule can do, and it needs no draft probabilities.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import torch
 from torch import Tensor
-from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
+from vllm.config import SpeculativeConfig
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from vllm_specext.tree.walk import accept_chain
+from vllm_specext.engine.trees import TreeStates
+from vllm_specext.tree.walk import accept_chain, accept_tree
 
 
 class TargetOnlyVerifier(RejectionSampler):
-    """vLLM's verification step (chunks, logprobs, placeholders) with the acceptance rule of this module."""
+    """vLLM's verification step (chunks, placeholders) with the acceptance rule of this module, and with the logprobs of
+    vLLM's sampler, which scores the tokens that a request lists as well."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        input_batch: InputBatch,
+        draft_logits: Tensor | None = None,
+        invalid_drafts: Tensor | None = None,
+    ) -> SamplerOutput:
+        # Of the whole batch, because the scores of several chunks are put together.
+        self._logprobs_dims = self.sampler.get_logprobs_dims(input_batch.idx_mapping_np)
+        self._has_drafts = logits.shape[0] != input_batch.num_reqs
+        return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
 
     def _verify(
         self,
@@ -36,11 +59,106 @@ class TargetOnlyVerifier(RejectionSampler):
             expanded_idx_mapping,
             idx_mapping,
             idx_mapping_np,
-            pos,
+            self.noise_positions(pos, expanded_idx_mapping, expanded_local_pos),
             draft_sampled,
             expanded_local_pos,
             seq_lens_upper_bound_np,
-            return_logprobs=self.sampler.sampling_states.max_num_logprobs(idx_mapping_np) != NO_LOGPROBS,
+            return_logprobs=self._logprobs_dims is not None,
         )
-        emitted, num_sampled = accept_chain(drawn, verify_draft_sampled, cu_num_logits, self.num_speculative_steps + 1)
+        self._drawn, self._slots = drawn, expanded_idx_mapping
+        emitted, num_sampled = self.walk(drawn, verify_draft_sampled, cu_num_logits, idx_mapping)
         return processed_logits, emitted, num_sampled
+
+    def noise_positions(self, positions: Tensor, slots: Tensor, nodes: Tensor) -> Tensor:
+        """Sequence positions ``[L]`` of logits rows, given those of a chain, their request slot and their place."""
+        return positions
+
+    def walk(self, drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Emitted tokens ``[R, width]`` and how many of them count, ``[R]`` int32; ``slots`` ``[R]``."""
+        return accept_chain(drawn, drafted, cu_num_logits, self.num_speculative_steps + 1)
+
+    def scored_rows(self, cu_num_logits: Tensor, cu_num_logits_np: np.ndarray) -> tuple[Tensor | slice, list[int]]:
+        """A chunk's rows that may have emitted a token, the emitted ones of each request first, and where the requests
+        begin among them, ``[R + 1]``."""
+        return slice(None), cu_num_logits_np.tolist()
+
+    def _get_logprobs_tensors(
+        self,
+        sampled: Tensor,
+        num_sampled: Tensor,
+        logits: Tensor,
+        cu_num_logits: Tensor,
+        cu_num_logits_np: np.ndarray,
+        max_num_logprobs: int,
+    ) -> LogprobsTensors | None:
+        if self._logprobs_dims is None:
+            return None
+        num_logprobs, num_listed = self._logprobs_dims
+        rows: Tensor | slice = slice(None)
+        starts = None
+        if self._has_drafts:
+            rows, starts = self.scored_rows(cu_num_logits, cu_num_logits_np)
+        return compute_topk_scores(
+            logits[rows],
+            num_logprobs,
+            self._drawn[rows],
+            starts,
+            logprob_token_ids_state=self.sampler.logprob_token_ids_state,
+            expanded_idx_mapping=self._slots[rows],
+            max_per_req_token_ids=num_listed,
+            logits_mode=self.sampler.logprobs_mode in ("raw_logits", "processed_logits"),
+        )
+
+
+class TreeVerifier(TargetOnlyVerifier):
+    """The same for draft trees, whose rows are in node order; leaves the accepted paths where a chain has them."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        spec_config: SpeculativeConfig,
+        device: torch.device,
+        trees: TreeStates,
+        caches: Sequence[Sequence[Any]],
+    ) -> None:
+        """``caches``: the target's attention layers by cache group; filled when the caches are there."""
+        super().__init__(sampler, spec_config, device)
+        self.trees = trees
+        self.caches = caches
+        self._walked: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(
+        self,
+        logits: Tensor,
+        input_batch: InputBatch,
+        draft_logits: Tensor | None = None,
+        invalid_drafts: Tensor | None = None,
+    ) -> SamplerOutput:
+        self.trees.restore_positions(input_batch)
+        self._walked.clear()
+        output = super().__call__(logits, input_batch, draft_logits, invalid_drafts)
+        path, accepted = (torch.cat(parts) for parts in zip(*self._walked, strict=True))
+        self.trees.accept(input_batch, path, accepted, self.caches)
+        if self._has_drafts and (logprobs := output.logprobs_tensors) is not None:
+            # vLLM counts a row of logprobs for every row of logits where it puts several chunks together.
+            output.logprobs_tensors = logprobs._replace(cu_num_generated_tokens=self._starts(len(path)))
+        return output
+
+    def noise_positions(self, positions: Tensor, slots: Tensor, nodes: Tensor) -> Tensor:
+        return self.trees.depth_positions(positions, slots, nodes)
+
+    def walk(self, drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        topology = self.trees.topology
+        emitted, num_sampled, path = accept_tree(
+            drawn, drafted, cu_num_logits, topology.parents[slots], topology.depths[slots], self.trees.shape.levels
+        )
+        self._walked.append((path, num_sampled))
+        return emitted, num_sampled
+
+    def scored_rows(self, cu_num_logits: Tensor, cu_num_logits_np: np.ndarray) -> tuple[Tensor | slice, list[int]]:
+        path, _ = self._walked[-1]
+        return (cu_num_logits[:-1, None] + path).flatten(), self._starts(len(path))
+
+    def _starts(self, requests: int) -> list[int]:
+        """A path has as many rows as a tree has levels, and one."""
+        return [request * (self.trees.shape.levels + 1) for request in range(requests + 1)]

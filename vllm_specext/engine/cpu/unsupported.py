@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import torch
+
 from vllm_specext.errors import ConfigurationError
 
 _GPU = "vllm.v1.worker.gpu"
@@ -32,6 +34,11 @@ KERNELS_WITHOUT_BODY: dict[str, str] = {
 
 # vLLM's own speculators whose kernels have no body here.
 _METHODS_WITHOUT_BODIES = ("dflash", "dspark", "ngram", "ngram_gpu")
+
+
+PLAIN_PAGES = ("vec", "vec16")
+"""vLLM's names for the CPU kernels whose pages draft trees can read and write; the others pack them for their own
+instructions."""
 
 
 def raising_body(feature: str) -> Callable[..., NoReturn]:
@@ -68,4 +75,26 @@ def refuse_unsupported(vllm_config: Any) -> None:
         raise ConfigurationError(
             f"model runner V2 on CPU without Triton: speculative method is {speculative.method!r}, "
             f"which is none of those with CPU kernel bodies (all but {', '.join(_METHODS_WITHOUT_BODIES)})"
+        )
+    if getattr(speculative, "tree", None) is not None:
+        _refuse_packed_pages(vllm_config)
+
+
+def _refuse_packed_pages(vllm_config: Any) -> None:
+    """Refuse draft trees where vLLM's attention kernel packs the pages of the target or of the drafter."""
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    cache, target = vllm_config.cache_config, vllm_config.model_config
+    head_sizes = {model.get_head_size() for model in (target, vllm_config.speculative_config.draft_model_config)}
+
+    def packed_for(dtype: torch.dtype) -> list[str]:
+        kernels = [_get_attn_isa(dtype, cache.block_size, size, cache.cache_dtype) for size in sorted(head_sizes)]
+        return [kernel for kernel in kernels if kernel not in PLAIN_PAGES]
+
+    if packed := packed_for(target.dtype):
+        others = [dtype for dtype in (torch.float32, torch.float16) if not packed_for(dtype)]
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in others)
+        raise ConfigurationError(
+            f"draft trees on this CPU cannot have --dtype {str(target.dtype).removeprefix('torch.')}, whose pages vLLM "
+            f"packs for {packed[0]}; {f'--dtype {allowed} works, and ' if allowed else ''}tree_top_k 1 drafts chains"
         )

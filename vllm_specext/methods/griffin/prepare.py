@@ -16,10 +16,6 @@ def prepare(options: GriffinOptions, target: Any) -> tuple[dict[str, Any], dict[
 
     ``target`` is the target's ``ModelConfig``. Raises ``ConfigurationError``.
     """
-    if options.tree_top_k != 1:
-        raise ConfigurationError(
-            f"speculative-config key 'tree_top_k' is {options.tree_top_k}, but this version drafts chains only, with 1."
-        )
     directory = _directory(options.model, options.revision)
     shape = read_shape(directory)
     check_against_target(shape, target.get_hidden_size(), target.get_vocab_size())

@@ -1,0 +1,75 @@
+"""Requests with and without a LoRA adapter, in the same batches, get the tokens of plain decoding from draft trees.
+
+The drafter knows nothing of adapters, so it is worse at guessing what an adapted target says, never wrong about it.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.engine.conftest import CHAIN, ROUND, Result
+from tests.engine.workload import TARGET
+
+Engines = Callable[..., Result]
+RANK = 8
+MODULES = ["q_proj", "v_proj"]
+# On a CPU vLLM gives requests without an adapter the last of the adapters' places, so that one has to stay empty.
+LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": RANK, "max_loras": 2, "lora_target_modules": MODULES}
+TREE = CHAIN | {
+    "num_speculative_tokens": 24,
+    "tree_top_k": 4,
+    "tree_depth": 6,
+    "num_speculative_tokens_per_batch_size": [[1, 8, 24]],
+}
+ASKED = ROUND[:24]
+
+
+def differing(one: Result, other: Result) -> set[int]:
+    """Indices of requests whose tokens differ."""
+    pairs = zip(one["outputs"], other["outputs"], strict=True)
+    return {index for index, (a, b) in enumerate(pairs) if a["ids"] != b["ids"]}
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random adapter of the target's queries and values in PEFT's format, strong enough to change what it says."""
+    folder = tmp_path_factory.mktemp("adapter")
+    config = json.loads((TARGET / "config.json").read_text())
+    width, head = config["hidden_size"], config["head_dim"]
+    outputs = {"q_proj": config["num_attention_heads"] * head, "v_proj": config["num_key_value_heads"] * head}
+    noise = torch.Generator().manual_seed(0)
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for module, size in outputs.items():
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn(RANK, width, generator=noise) / width**0.5
+            tensors[f"{name}.lora_B.weight"] = torch.randn(size, RANK, generator=noise) / RANK**0.5 / 4
+    save_file(tensors, folder / "adapter_model.safetensors")
+    keys = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(keys | {"target_modules": MODULES}))
+    return folder
+
+
+def every_other(adapter: Path) -> list[list[dict[str, Any]]]:
+    return [[r | {"lora": str(adapter)} if index % 2 else r for index, r in enumerate(ASKED)]]
+
+
+def test_trees_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(engines: Engines, adapter: Path) -> None:
+    plain = engines(LORA, rounds=every_other(adapter))
+    trees = engines(LORA | {"speculative_config": TREE}, rounds=every_other(adapter))
+    assert plain["v2"]
+    assert trees["v2"]
+    assert differing(trees, plain) == set()
+    assert trees["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
+def test_the_adapter_changes_its_own_requests_and_no_others(engines: Engines, adapter: Path) -> None:
+    """Otherwise the test above would compare the target with itself."""
+    changed = differing(engines(LORA, rounds=every_other(adapter)), engines(LORA, rounds=[ASKED]))
+    assert len(changed) >= 8
+    assert all(index % 2 for index in changed)

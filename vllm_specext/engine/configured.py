@@ -1,0 +1,61 @@
+"""The replacements of ``catalogue.py`` that are made only once one of our methods is configured.
+
+They are in modules that other processes need not load.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm_specext.engine.wrapping import wrap
+
+
+def wrap_front_end() -> None:
+    """What takes requests and shows metrics."""
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.metrics.loggers import StatLoggerManager
+
+    wrap(InputProcessor, "process_inputs", _process_inputs)
+    wrap(StatLoggerManager, "__init__", _initialize_stat_loggers)
+
+
+def wrap_worker() -> None:
+    import vllm.v1.worker.gpu.model_states as model_states
+
+    wrap(model_states, "resolve_model_state_cls", _resolve_model_state_cls)
+
+
+def _process_inputs(original: Callable) -> Callable:
+    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from vllm_specext.engine.config import is_ours
+        from vllm_specext.engine.requests import check_room
+
+        request = original(self, *args, **kwargs)
+        if request.sampling_params is not None and is_ours(self.vllm_config.speculative_config):
+            check_room(request.sampling_params)
+        return request
+
+    return process_inputs
+
+
+def _initialize_stat_loggers(original: Callable) -> Callable:
+    def initialize(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        from vllm_specext.engine.config import is_ours
+        from vllm_specext.engine.metrics import attach
+
+        original(self, vllm_config, *args, **kwargs)
+        if is_ours(vllm_config.speculative_config):
+            attach(self, vllm_config)
+
+    return initialize
+
+
+def _resolve_model_state_cls(original: Callable) -> Callable:
+    def resolve_model_state_cls(vllm_config: Any, model: Any) -> Any:
+        from vllm_specext.engine.config import is_ours
+        from vllm_specext.engine.model_state import with_our_verification
+
+        base = original(vllm_config, model)
+        config = vllm_config.speculative_config
+        return with_our_verification(base, config) if is_ours(config) else base
+
+    return resolve_model_state_cls

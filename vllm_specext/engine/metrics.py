@@ -1,0 +1,164 @@
+"""Metrics of draft trees, from the statistics that vLLM's scheduler sends with every step.
+
+In Prometheus, with vLLM's labels (``model_name``, ``engine``):
+
+* ``vllm:specext_num_accepted_tokens_per_depth_total{depth}``: drafted tokens accepted at depth 1 to the tree's depth;
+* ``vllm:specext_num_draft_nodes_total``: nodes verified, the root not counted;
+* ``vllm:specext_num_verifications_total{nodes}``: verifications of a tree of so many nodes;
+* ``vllm:specext_acceptance_length``: histogram of the tokens a verification emits, the target's own token included.
+
+vLLM's log line on speculation gets one acceptance rate per depth instead of one per node, and a line on tree sizes
+follows it. A verification without drafted tokens counts nowhere, as in vLLM's own metrics.
+
+The names begin with ``vllm:`` because vLLM takes what is called so off the registry when an engine follows another in
+the same process, and because ``LLM.get_metrics`` returns nothing else.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.v1.metrics.loggers import (
+    AggregateStatLoggerBase,
+    LoggingStatLogger,
+    PerEngineStatLoggerAdapter,
+    PrometheusStatLogger,
+    StatLoggerManager,
+)
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.spec_decode.metrics import SpecDecodingLogging, SpecDecodingStats
+
+SIZES_IN_LOG = 5
+"""Budgets by load give a few tree sizes; what the scheduler cuts to fit its own budget adds rare others."""
+
+
+def attach(manager: StatLoggerManager, vllm_config: VllmConfig) -> None:
+    """Add these metrics to the loggers that vLLM chose for an engine with one of our methods.
+
+    They go where vLLM's own go: to Prometheus or Ray, and to the log only if vLLM writes its statistics there.
+    """
+    depth = tree_depth(vllm_config)
+    for found in tuple(manager.stat_loggers):
+        if isinstance(found, PrometheusStatLogger):
+            manager.stat_loggers.append(DraftTreeStatLogger(found, depth))
+        loggers = found.per_engine_stat_loggers.values() if isinstance(found, PerEngineStatLoggerAdapter) else (found,)
+        for each in loggers:
+            if isinstance(each, LoggingStatLogger):
+                each.spec_decoding_logging = DraftTreeLogging(depth)
+
+
+def tree_depth(vllm_config: VllmConfig) -> int:
+    """Most drafted tokens that one verification can accept: the levels of the tree, or all of a chain."""
+    config = vllm_config.speculative_config
+    return config.num_speculative_tokens if config.tree is None else config.tree.levels
+
+
+def exactly(total: int, more_than: Sequence[int]) -> Counter[int]:
+    """How many of ``total`` verifications reached exactly n, by n, where ``more_than[n]`` reached more than n."""
+    counts = (reached - further for reached, further in pairwise((total, *more_than, 0)))
+    return Counter({n: count for n, count in enumerate(counts) if count})
+
+
+def by_size(stats: SpecDecodingStats) -> Counter[int]:
+    """Verifications by number of nodes."""
+    return exactly(stats.num_drafts, stats.num_draft_tokens_per_pos)
+
+
+def by_accepted(stats: SpecDecodingStats) -> Counter[int]:
+    """Verifications by number of drafted tokens accepted.
+
+    vLLM's scheduler only counts, so its position i stands for depth i + 1, whichever nodes were accepted.
+    """
+    return exactly(stats.num_drafts, stats.num_accepted_tokens_per_pos)
+
+
+class DraftTreeStatLogger(AggregateStatLoggerBase):
+    """Publishes beside vLLM's Prometheus logger, with its labels and through its classes (Ray has others)."""
+
+    def __init__(self, prometheus: PrometheusStatLogger, depth: int) -> None:
+        self.engines = prometheus.per_engine_labelvalues
+        self.depths = range(1, depth + 1)
+        labels = ["model_name", "engine"]
+        counter, histogram = prometheus._counter_cls, prometheus._histogram_cls
+        self.accepted = counter(
+            name="vllm:specext_num_accepted_tokens_per_depth",
+            documentation="Drafted tokens accepted, by their depth in the draft tree.",
+            labelnames=[*labels, "depth"],
+        )
+        self.nodes = counter(
+            name="vllm:specext_num_draft_nodes",
+            documentation="Nodes of draft trees that were verified, the root not counted.",
+            labelnames=labels,
+        )
+        self.verifications = counter(
+            name="vllm:specext_num_verifications",
+            documentation="Verifications, by the number of nodes of the draft tree.",
+            labelnames=[*labels, "nodes"],
+        )
+        self.acceptance_length = histogram(
+            name="vllm:specext_acceptance_length",
+            documentation="Tokens emitted by a verification: those accepted and one more.",
+            labelnames=labels,
+            buckets=[float(accepted + 1) for accepted in range(depth + 1)],
+        )
+        for engine in self.engines.values():  # the series whose labels are known begin at 0, as vLLM's do
+            self.nodes.labels(*engine)
+            self.acceptance_length.labels(*engine)
+            for level in self.depths:
+                self.accepted.labels(*engine, str(level))
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        stats = scheduler_stats.spec_decoding_stats if scheduler_stats is not None else None
+        if stats is None:
+            return
+        engine = self.engines[engine_idx]
+        self.nodes.labels(*engine).inc(stats.num_draft_tokens)
+        for depth, accepted in zip(self.depths, stats.num_accepted_tokens_per_pos, strict=False):
+            self.accepted.labels(*engine, str(depth)).inc(accepted)
+        for nodes, count in by_size(stats).items():
+            self.verifications.labels(*engine, str(nodes)).inc(count)
+        acceptance_length = self.acceptance_length.labels(*engine)
+        for accepted, count in by_accepted(stats).items():
+            for _ in range(count):
+                acceptance_length.observe(accepted + 1)
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+class DraftTreeLogging(SpecDecodingLogging):
+    """vLLM's log line with as many acceptance rates as the tree has levels, and one on the trees' sizes."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self.sizes: Counter[int] = Counter()
+
+    def observe(self, stats: SpecDecodingStats) -> None:
+        super().observe(replace(stats, num_accepted_tokens_per_pos=stats.num_accepted_tokens_per_pos[: self.depth]))
+        self.sizes += by_size(stats)
+
+    def log(self, log_fn: Callable[..., None]) -> None:
+        sizes = self.sizes
+        super().log(log_fn)
+        if not sizes:
+            return
+        total = sizes.total()
+        shares = (f"{nodes}: {count / total:.1%}" for nodes, count in sizes.most_common(SIZES_IN_LOG))
+        log_fn(
+            "Draft tree metrics: Nodes per verification: %.1f, Share of verifications by nodes: %s",
+            sum(nodes * count for nodes, count in sizes.items()) / total,
+            ", ".join(shares),
+        )

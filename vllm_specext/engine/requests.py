@@ -1,0 +1,90 @@
+"""What a request may be drafted: a tree, a chain, or nothing.
+
+The scheduler and the workers decide by the same rule from the request's sampling parameters, so they need not tell each
+other.
+
+Rows of a tree are right wherever the sampler looks at one row at a time: temperature, top-k, top-p, min-p, logit bias,
+allowed tokens, minimum length (by position), seeds, logprobs. Penalties, bad words, grammars, thinking budgets and
+custom logits processors also read the rows before it as the text that leads to it, which holds for a chain only.
+"""
+
+from enum import IntEnum
+from importlib.metadata import entry_points
+from typing import Any
+
+import vllm.envs as envs
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+
+SWITCH = "speculation"
+"""Key of ``SamplingParams.extra_args`` (``vllm_xargs`` of the OpenAI API), false for a request without drafts."""
+
+MAX_ALLOWED_TOKENS = 1024
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKENS = 128
+"""Most entries that the sampler's buffers hold, as ``VLLM_MAX_BAD_WORDS_TOTAL_TOKENS`` is for bad words."""
+
+
+class Drafting(IntEnum):
+    OFF = 0
+    CHAIN = 1
+    TREE = 2
+
+
+def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Drafting:
+    """The most that a request with ``params`` may be drafted. ``custom_processors``: see ``has_custom_processors``."""
+    if params is None or not (params.extra_args or {}).get(SWITCH, True):
+        return Drafting.OFF
+    needs_chain = (
+        custom_processors
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+        or params.repetition_penalty != 1
+        or params.bad_words
+        or params.structured_outputs is not None
+        or params.thinking_token_budget is not None
+    )
+    return Drafting.CHAIN if needs_chain else Drafting.TREE
+
+
+def has_custom_processors(model_config: Any) -> bool:
+    """Whether logits processors that vLLM does not know run on every request: those of --logits-processors and
+    installed ones."""
+    return bool(model_config.logits_processors) or bool(entry_points(group="vllm.logits_processors"))
+
+
+def validate(params: SamplingParams) -> None:
+    """Raise ``VLLMValidationError`` for what cannot be served with our methods.
+
+    Replaces vLLM's check, which refuses min-p and logit bias because its rejection sampler does not apply them; the
+    sampler that we verify with applies both to every row.
+    """
+    switch = (params.extra_args or {}).get(SWITCH, True)
+    if switch not in (0, 1):
+        raise VLLMValidationError(f"{SWITCH!r} must be true or false.", parameter=SWITCH, value=switch)
+
+
+def check_room(params: SamplingParams) -> None:
+    """Raise ``VLLMValidationError`` for what vLLM's V2 sampler has no room for.
+
+    The sampler raises too, but in the worker, which ends the engine and with it everybody's requests. ``params`` are
+    those that go to the worker, with the model's own stop tokens and the tokens of bad words.
+    """
+    stop_tokens = params.all_stop_token_ids if params.min_tokens > 0 else ()
+    for parameter, tokens, what, most in (
+        ("allowed_token_ids", params.allowed_token_ids or (), "allowed tokens", MAX_ALLOWED_TOKENS),
+        ("logit_bias", params.logit_bias or (), "tokens with a logit bias", MAX_LOGIT_BIAS),
+        ("stop_token_ids", stop_tokens, "stop tokens with min_tokens, the model's own included", MAX_STOP_TOKENS),
+        (
+            "bad_words",
+            [token for word in params.bad_words_token_ids or () for token in word],
+            "tokens in bad words, each with and without a space before it",
+            envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
+        ),
+    ):
+        if len(tokens) > most:
+            raise VLLMValidationError(
+                f"{parameter!r} makes {len(tokens)} {what}, but at most {most} are supported.",
+                parameter=parameter,
+                value=len(tokens),
+            )

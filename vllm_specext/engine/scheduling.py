@@ -1,0 +1,80 @@
+"""Requests that are drafted less than the others: none where speculation is off, a chain's length where a tree will not
+do.
+
+The scheduler only counts. Whatever the drafter writes for such a request, the scheduler gives it rows for the first few
+drafted tokens only, and those are a chain by the worker's own rule (``requests.py``).
+"""
+
+from functools import cache
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.request import Request
+
+from vllm_specext.engine.config import is_ours
+from vllm_specext.engine.requests import Drafting, drafting_of, has_custom_processors
+
+
+@cache
+def with_draft_limits(base: type[Scheduler]) -> type[Scheduler]:
+    """Subclass of ``base``, vLLM's choice, for our methods; with another configuration it makes a ``base``."""
+
+    class SpecExtScheduler(base):
+        dynamic_sd_lookup: list[int] | None  # drafted tokens by batch size, vLLM's
+
+        def __new__(cls, vllm_config: Any, **others: Any) -> Any:
+            if is_ours(vllm_config.speculative_config):
+                return super().__new__(cls)
+            return base(vllm_config=vllm_config, **others)
+
+        def __init__(self, vllm_config: Any, **others: Any) -> None:
+            super().__init__(vllm_config=vllm_config, **others)
+            self._tree = vllm_config.speculative_config.tree
+            self._custom_processors = has_custom_processors(vllm_config.model_config)
+            # Most drafted tokens of each request that has a limit of its own.
+            self._draft_limits: dict[str, int] = {}
+            if self._tree is not None and self.dynamic_sd_lookup is None:
+                # With a schedule, vLLM does not pad the first decoding step of a request to the full number of drafted
+                # tokens; the padding would pass for the tree of whatever request had the slot before.
+                self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.scheduler_config.max_num_seqs + 1)
+
+        def add_request(self, request: Request) -> None:
+            super().add_request(request)
+            if request.request_id in self.requests:
+                self._note_draft_limit(self.requests[request.request_id])
+
+        def _update_request_as_session(self, session: Request, update: Any) -> None:
+            super()._update_request_as_session(session, update)
+            self._note_draft_limit(session)
+
+        def _free_blocks(self, request: Request) -> None:
+            super()._free_blocks(request)
+            self._draft_limits.pop(request.request_id, None)
+
+        def _note_draft_limit(self, request: Request) -> None:
+            drafting = drafting_of(request.sampling_params, self._custom_processors)
+            if drafting is Drafting.OFF:
+                self._draft_limits[request.request_id] = 0
+            elif drafting is Drafting.CHAIN and self._tree is not None:
+                self._draft_limits[request.request_id] = self._tree.levels
+            else:
+                self._draft_limits.pop(request.request_id, None)
+
+        def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+            super()._update_after_schedule(scheduler_output)
+            # Asynchronous scheduling has just promised every request the same number of drafted tokens, in one list.
+            for request_id in self._draft_limits.keys() & scheduler_output.num_scheduled_tokens.keys():
+                request = self.requests[request_id]
+                request.spec_token_ids = request.spec_token_ids[: self._draft_limits[request_id]]
+
+        def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+            if self._draft_limits:
+                for request_id, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
+                    if request_id in self._draft_limits:
+                        del tokens[self._draft_limits[request_id] :]
+            super().update_draft_token_ids(draft_token_ids)
+
+    SpecExtScheduler.__name__ = SpecExtScheduler.__qualname__ = f"SpecExt{base.__name__}"
+    return SpecExtScheduler

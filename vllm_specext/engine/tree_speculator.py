@@ -1,0 +1,199 @@
+"""Drafting trees with a drafter over the target's last hidden states, in the drafter's own paged cache.
+
+vLLM's speculator runs the drafter over the rows of the step, accepted path first; from there the tree grows level by
+level, one pass each over the ``k`` frontier nodes of every request. A level's keys and values go to the slots right
+behind the accepted prefix, which the scheduler keeps free as lookahead, and are overwritten by the next step. All
+shapes follow from the number of requests and the tree's size, and nothing waits for the device.
+Shapes: ``R`` requests, ``k`` frontier nodes of a request, ``d`` hidden size.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+
+from vllm_specext.engine.attention import wrap_draft_layers
+from vllm_specext.engine.requests import Drafting
+from vllm_specext.engine.trees import TreeStates
+from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.tree.budget import TreeShape, shape_for
+from vllm_specext.tree.expansion import Expansion, best_tokens
+from vllm_specext.tree.topology import Topology
+
+PAD_SLOT = -1
+
+
+class TreeSpeculator(EagleSpeculator):
+    """Drafts chains as vLLM does where the configuration has no tree."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.shape: TreeShape | None = vllm_config.speculative_config.tree
+        self.trees: TreeStates | None = None
+        if self.shape is not None:
+            first = (self.max_num_reqs, self.shape.top_k)
+            self.first_tokens = torch.zeros(first, dtype=torch.int64, device=device)
+            self.first_log_probs = torch.zeros(first, dtype=torch.float32, device=device)
+
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
+        drafter = super().load_draft_model(target_model, target_attn_layer_names)
+        if self.shape is not None:
+            layers = get_layers_from_vllm_config(self.vllm_config, Attention)
+            own = [layer for name, layer in layers.items() if name not in target_attn_layer_names]
+            wrap_draft_layers(own, self.shape.levels)
+        return drafter
+
+    def set_attn(self, model_state: Any, *args: Any) -> None:
+        super().set_attn(model_state, *args)
+        self.trees = model_state.trees if self.shape is not None else None
+        self.groups = [
+            (group, [name for name in kv_cache_group.layer_names if name in self.draft_attn_layer_names])
+            for group, kv_cache_group in enumerate(self.kv_cache_config.kv_cache_groups)
+        ]
+
+    def sample_draft(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The best token of each row; a tree's first level needs the runners-up too."""
+        if self.shape is None:
+            return super().sample_draft(hidden_states, *args, **kwargs)
+        tokens, log_probs = best_tokens(self.model.compute_logits(hidden_states), self.shape.top_k)
+        # Kept in place: a captured graph ends here, and the levels go on outside.
+        self.first_tokens[: len(tokens)] = tokens
+        self.first_log_probs[: len(tokens)] = log_probs
+        return tokens[:, 0]
+
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: dict[str, Any],
+        slot_mappings: dict[str, Tensor],
+        last_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        *args: Any,
+        dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        nodes = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
+        shape = None if self.shape is None else self._shape(nodes, input_batch.num_reqs)
+        if shape is not None and self.trees is not None and not dummy_run:
+            last_hidden_states = self.trees.as_chain(input_batch, last_hidden_states)
+            input_batch.input_ids.copy_(self.trees.as_chain(input_batch, input_batch.input_ids))
+        is_tree = shape is not None and shape.top_k > 1
+        drafted = super().propose(
+            input_batch,
+            attn_metadata,
+            slot_mappings,
+            last_hidden_states,
+            aux_hidden_states,
+            num_sampled,
+            num_rejected,
+            *args,
+            dummy_run=dummy_run,
+            num_speculative_tokens=1 if is_tree else nodes,
+            **kwargs,
+        )
+        if shape is None or self.trees is None or nodes == 0:
+            return drafted
+        if is_tree:
+            drafted = self._propose_tree(input_batch, num_rejected, shape, dummy_run)
+        elif not dummy_run:
+            chains = Topology.chain(input_batch.num_reqs, nodes, self.device)
+            everyone = np.ones(input_batch.num_reqs, dtype=bool)
+            self.trees.write(input_batch.idx_mapping, input_batch.idx_mapping_np, chains, everyone)
+        return drafted
+
+    def _shape(self, nodes: int, requests: int) -> TreeShape:
+        """What fits ``nodes`` and, with all requests' levels in one pass, the drafter's buffers."""
+        assert self.shape is not None
+        shape = shape_for(nodes, self.shape)
+        if shape.top_k * requests <= self.max_num_tokens:
+            return shape
+        return shape_for(min(nodes, self.shape.levels), self.shape)
+
+    def _propose_tree(self, batch: InputBatch, num_rejected: Tensor, shape: TreeShape, dummy_run: bool) -> Tensor:
+        assert self.trees is not None
+        requests = batch.num_reqs
+        prefix_lens = batch.seq_lens[:requests] - num_rejected[:requests]
+        features = self.hidden_states[:requests, None].expand(-1, shape.top_k, -1)
+        growing = Expansion(
+            self.first_tokens[:requests, : shape.top_k], self.first_log_probs[:requests, : shape.top_k], shape.levels
+        )
+        longest = int(batch.seq_lens_cpu_upper_bound[:requests].max()) + (shape.levels - 1) * shape.top_k
+        for level in range(shape.levels - 1):
+            predict, regress = self._run_level(growing, features, prefix_lens, level, longest, dummy_run)
+            tokens, log_probs = best_tokens(self.model.compute_logits(predict), shape.top_k)
+            growing.grow(tokens.view(requests, shape.top_k, -1), log_probs.view(requests, shape.top_k, -1))
+            parents = growing.frontier.parents[..., None].expand(-1, -1, regress.shape[-1])
+            features = regress.view(requests, shape.top_k, -1).gather(1, parents)
+        tokens, topology = growing.tree(shape.nodes)
+        if not dummy_run:
+            tokens, topology = self._straighten(batch, growing, tokens, topology)
+        self.draft_tokens[:requests, : shape.nodes] = tokens
+        return self.draft_tokens[:requests]
+
+    def _run_level(
+        self, growing: Expansion, features: Tensor, prefix_lens: Tensor, level: int, longest: int, dummy_run: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The drafter on the frontier: predict and regress features ``[R k, d]``."""
+        assert self.trees is not None
+        frontier = growing.frontier
+        requests, k = frontier.tokens.shape
+        count = requests * k
+        self.input_buffers.input_ids[:count] = frontier.tokens.flatten()
+        positions = (prefix_lens + level).clamp(max=self.max_model_len - 1).repeat_interleave(k)
+        self.input_buffers.positions[:count] = positions
+        self.hidden_states[:count] = features.reshape(count, -1)
+        starts = torch.arange(0, count + 1, k, dtype=torch.int32, device=self.device)
+        slots = prefix_lens[:, None] + level * k + growing.place
+        rows: dict[str, TreeRows] = {}
+        slot_mappings: dict[str, Tensor] = {}
+        for group, names in self.groups:
+            if not names:
+                continue
+            table = self.block_tables.input_block_tables[group][:requests]
+            of_group = TreeRows(
+                block_table=table,
+                query_start_loc=starts,
+                prefix_lens=prefix_lens,
+                visible=frontier.visible,
+                num_rows=count,
+                max_query_len=k,
+                num_nodes=(level + 1) * k,
+                max_seq_len=min(longest, self.max_model_len),
+            )
+            page_size = self.kv_cache_config.kv_cache_groups[group].kv_cache_spec.block_size
+            page = table.gather(1, (slots // page_size).clamp(max=table.shape[1] - 1)).long()
+            within = slots < (0 if dummy_run else self.max_model_len)
+            mapping = torch.where(within, page * page_size + slots % page_size, PAD_SLOT).flatten()
+            rows |= dict.fromkeys(names, of_group)
+            slot_mappings |= dict.fromkeys(names, mapping)
+        return self._run_model(count, rows, slot_mappings, num_tokens_across_dp=None)
+
+    def _straighten(
+        self, batch: InputBatch, growing: Expansion, tokens: Tensor, topology: Topology
+    ) -> tuple[Tensor, Topology]:
+        """Give requests that need a chain the best path of what was grown, and keep all shapes."""
+        assert self.trees is not None
+        needs_chain = self.trees.kinds[batch.idx_mapping_np] != Drafting.TREE
+        if needs_chain.any():
+            # The scheduler takes no more of a chain than the tree has levels; what follows is only ever padding.
+            chain = torch.zeros_like(tokens)
+            path = growing.chain()[:, : tokens.shape[1]]
+            chain[:, : path.shape[1]] = path
+            chosen = torch.from_numpy(needs_chain).to(self.device, non_blocking=True)[:, None]
+            straight = Topology.chain(batch.num_reqs, tokens.shape[1], self.device)
+            tokens = torch.where(chosen, chain, tokens)
+            topology = Topology(
+                torch.where(chosen, straight.parents, topology.parents),
+                torch.where(chosen, straight.depths, topology.depths),
+                torch.where(chosen[..., None], straight.ancestors, topology.ancestors),
+            )
+        self.trees.write(batch.idx_mapping, batch.idx_mapping_np, topology, needs_chain)
+        return tokens, topology

@@ -1,0 +1,176 @@
+"""Draft trees between two steps, and what the target's step does with them.
+
+Everything is kept on the device by vLLM's request slot: drafting writes a slot's tree, the next step reads it. vLLM's
+scheduler only ever learns how many tokens were drafted. During verification a request's nodes lie in contiguous slots
+of the cache, their rotary positions follow their depth, and attention sees ancestors only; afterwards the accepted
+path is moved to the front, and all that follows sees a chain.
+Shapes: ``S`` request slots, ``N`` nodes without the root, ``V`` requests that verify a tree in this step, which vLLM
+sorts before all others, and their ``T`` rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.input_batch import InputBatch
+
+from vllm_specext.engine.attention import attach, pages
+from vllm_specext.engine.requests import Drafting
+from vllm_specext.kernels.kv_compaction import compact
+from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.topology import Topology
+
+
+@dataclass
+class Verification:
+    """One step's verification of draft trees."""
+
+    batch: InputBatch
+    requests: int
+    rows: int
+    positions: Tensor
+    """``[T]``: as vLLM counts them, for a chain."""
+    rows_on: Callable[..., TreeRows]
+    """The rows on a cache group's pages, given as ``block_table``."""
+    chains: bool
+    """Causal attention is right for every request."""
+    slot_mappings: Tensor | None = None
+    """``[groups, tokens]``."""
+    source: Tensor | None = None
+    destination: Tensor | None = None
+    """Rows ``[V, levels + 1]`` of the accepted paths, and where a chain would have them."""
+
+
+class TreeStates:
+    def __init__(self, shape: TreeShape, slots: int, device: torch.device) -> None:
+        self.shape = shape
+        self.device = device
+        self.topology = Topology.chain(slots, shape.nodes, device)
+        self.kinds = np.full(slots, Drafting.TREE)
+        self.is_chain = np.ones(slots, dtype=bool)
+        self.step: Verification | None = None
+        self._causal = self.topology.ancestors[0].clone()
+        # A captured graph reads these, so they are written in place; until the first step they hold chains.
+        self._visible = self.topology.ancestors.clone()
+        self._prefix_lens = torch.zeros(slots, dtype=torch.int32, device=device)
+
+    def write(self, slots: Tensor, slots_np: np.ndarray, topology: Topology, chain: np.ndarray) -> None:
+        """Keep the trees just drafted for ``slots`` ``[R]``; ``chain`` ``[R]`` bool: those that are chains."""
+        nodes = topology.parents.shape[1]
+        self.topology.parents[slots, :nodes] = topology.parents
+        self.topology.depths[slots, :nodes] = topology.depths
+        words = topology.ancestors.shape[2]
+        self.topology.ancestors[slots, :nodes, :words] = topology.ancestors
+        self.is_chain[slots_np] = chain
+
+    def begin(self, batch: InputBatch, prefill_lens: Tensor) -> None:
+        """Lay out this step's trees: rotary positions by depth, and who sees whom."""
+        self.step = None
+        drafted = batch.num_draft_tokens_per_req
+        requests = 0 if drafted is None else int(np.count_nonzero(drafted))
+        if requests == 0:
+            return
+        drafted = drafted[:requests]
+        if not drafted.all() or not np.array_equal(batch.num_scheduled_tokens[:requests], drafted + 1):
+            raise RuntimeError("vLLM scheduled a request's draft together with tokens of its prompt")
+        rows, query = int(batch.query_start_loc_np[requests]), int(drafted.max()) + 1
+        slots = batch.idx_mapping[:requests]
+        starts = batch.query_start_loc[: requests + 1]
+        prefix_lens = batch.seq_lens[:requests] - starts.diff()
+        # vLLM schedules drafts for a request that has none when it takes over a prompt computed elsewhere.
+        has_draft = prefix_lens >= prefill_lens[slots]
+        self._prefix_lens[:requests] = prefix_lens
+        self._visible[:requests] = torch.where(has_draft[:, None, None], self.topology.ancestors[slots], self._causal)
+        # The first rows of the step are the first rows of the logits: these requests have no others.
+        slot, node = batch.expanded_idx_mapping[:rows], batch.expanded_local_pos[:rows].long()
+        positions = batch.positions[:rows].clone()
+        drafted_row = positions - node >= prefill_lens[slot]
+        batch.positions[:rows] += torch.where(drafted_row, self.topology.depths[slot, node] - node, 0)
+        longest = int(batch.seq_lens_cpu_upper_bound[:requests].max())
+        self.step = Verification(
+            batch=batch,
+            requests=requests,
+            rows=rows,
+            positions=positions,
+            rows_on=self._rows_on(requests, rows, query, batch.query_start_loc, longest),
+            chains=bool(self.is_chain[batch.idx_mapping_np[:requests]].all()),
+        )
+
+    def capture(self, batch: InputBatch, longest: int) -> None:
+        """A step of equally long drafts, for a graph that is captured now and replayed on real ones."""
+        self.step = None
+        query, rest = divmod(batch.num_tokens, batch.num_reqs)
+        if rest or not 1 < query <= self.shape.nodes + 1:
+            return
+        rows_on = self._rows_on(batch.num_reqs, batch.num_tokens, query, batch.query_start_loc, longest)
+        self.step = Verification(batch, batch.num_reqs, batch.num_tokens, batch.positions, rows_on, chains=False)
+
+    def attach(
+        self, batch: InputBatch, metadata: dict[str, Any], groups: Sequence[Sequence[str]], slot_mappings: Tensor
+    ) -> None:
+        """Put the trees of ``batch`` into the attention metadata of the target's layers, given by cache group."""
+        if self.step is None or self.step.batch is not batch:  # a dummy batch
+            return
+        self.step.slot_mappings = slot_mappings
+        if self.step.chains:
+            return
+        seen: set[int] = set()
+        for names in groups:
+            for name in names:
+                if id(metadata[name]) in seen:
+                    continue
+                seen.add(id(metadata[name]))
+                table = metadata[name].block_table[: self.step.requests]
+                attach(metadata[name], self.step.rows_on(block_table=table))
+
+    def restore_positions(self, batch: InputBatch) -> None:
+        """Give the rows of ``batch`` the positions of a chain again, after the target's pass."""
+        if self.step is not None and self.step.batch is batch:
+            batch.positions[: self.step.rows] = self.step.positions
+
+    def depth_positions(self, positions: Tensor, slots: Tensor, nodes: Tensor) -> Tensor:
+        """Positions of logits rows ``[L]`` by depth, from those of a chain; ``slots`` and ``nodes`` ``[L]``."""
+        nodes = nodes.long()
+        return positions - nodes + self.topology.depths[slots, nodes]
+
+    def accept(self, batch: InputBatch, path: Tensor, accepted: Tensor, caches: Sequence[Sequence[Any]]) -> None:
+        """Move the accepted paths ``[R, levels + 1]`` with ``accepted`` ``[R]`` nodes to the front of their requests'
+        slots, in the target's layers, given by cache group."""
+        step = self.step
+        if step is None or step.batch is not batch:
+            return
+        starts = batch.query_start_loc[: step.requests, None]
+        place = torch.arange(path.shape[1], device=path.device)
+        on_path = place < accepted[: step.requests, None]
+        step.source = starts + torch.where(on_path, path[: step.requests], 0)
+        step.destination = starts + torch.where(on_path, place, 0)
+        if step.chains or step.slot_mappings is None:
+            return
+        for layers, slots in zip(caches, step.slot_mappings, strict=True):
+            views = [view for layer in layers for view in pages(layer.kv_cache)]
+            compact(views, slots[step.source], slots[step.destination])
+
+    def as_chain(self, batch: InputBatch, rows: Tensor) -> Tensor:
+        """``rows`` ``[tokens, ...]`` of ``batch`` with those of the accepted paths first, as a chain has them."""
+        step = self.step
+        if step is None or step.batch is not batch or step.chains or step.source is None or step.destination is None:
+            return rows
+        order = torch.arange(rows.shape[0], device=rows.device)
+        return rows[order.index_put((step.destination,), step.source)]
+
+    def _rows_on(self, requests: int, rows: int, query: int, starts: Tensor, longest: int) -> Callable[..., TreeRows]:
+        return partial(
+            TreeRows,
+            query_start_loc=starts[: requests + 1],
+            prefix_lens=self._prefix_lens[:requests],
+            visible=self._visible[:requests, :query],
+            num_rows=rows,
+            max_query_len=query,
+            num_nodes=query,
+            max_seq_len=longest,
+        )

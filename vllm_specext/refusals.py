@@ -1,0 +1,157 @@
+"""The combinations that are refused at start, before a weight is loaded.
+
+``REFUSALS`` is the single table behind both the errors and the feature matrix (``vllm-specext methods``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_specext.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the refusals look at: vLLM's engine arguments, the target's ``ModelConfig`` and ``ParallelConfig``, the
+    data type of the KV cache with the checkpoint's own choice in place of "auto", and whether trees are drafted."""
+
+    arguments: Any
+    model: Any
+    parallel: Any
+    kv_cache_dtype: str
+    drafts_trees: bool
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A combination that is not supported: refused by ``feature`` when ``applies`` to the launch."""
+
+    feature: str
+    methods: tuple[str, ...]
+    reason: str
+    applies: Callable[[Launch], bool]
+    trees_only: bool = False
+    """Chains of the same methods work."""
+
+
+ALL = ("griffin",)
+
+
+def _adapts_lm_head(modules: list[str] | None) -> bool:
+    """Whether adapters may reach the target's output layer; without a list they reach every module."""
+    return modules is None or any(module.rpartition(".")[2] == "lm_head" for module in modules)
+
+
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        "--pipeline-parallel-size above 1",
+        ALL,
+        "the drafter needs the target's last hidden states and embedding in one worker",
+        lambda launch: launch.parallel.pipeline_parallel_size > 1,
+    ),
+    Refusal(
+        "--decode-context-parallel-size above 1",
+        ALL,
+        "the drafter's keys and values are not split over the sequence",
+        lambda launch: launch.parallel.decode_context_parallel_size > 1,
+    ),
+    Refusal(
+        "--prefill-context-parallel-size above 1",
+        ALL,
+        "the drafter's keys and values are not split over the sequence",
+        lambda launch: launch.parallel.prefill_context_parallel_size > 1,
+    ),
+    Refusal(
+        "--enable-dbo (dual-batch overlap)",
+        ALL,
+        "verification needs the whole batch in one forward pass",
+        lambda launch: bool(launch.parallel.use_ubatching),
+    ),
+    Refusal(
+        "--enable-batch-sharded-sampling",
+        ALL,
+        "each rank would verify its own share of the requests and not learn what the others accepted",
+        lambda launch: bool(launch.parallel.enable_batch_sharded_sampling),
+    ),
+    Refusal(
+        "--enable-lora unless --lora-target-modules names modules other than lm_head",
+        ALL,
+        "vLLM's runner V2 applies an adapter of lm_head to one row of logits per request, and verification needs more",
+        lambda launch: bool(launch.arguments.enable_lora) and _adapts_lm_head(launch.arguments.lora_target_modules),
+    ),
+    Refusal(
+        "--kv-transfer-config (KV connector)",
+        ALL,
+        "connectors do not know the drafter's keys and values",
+        lambda launch: launch.arguments.kv_transfer_config is not None,
+    ),
+    Refusal(
+        "a hybrid or attention-free target (Mamba, linear attention)",
+        ALL,
+        "its recurrent state cannot be rolled back to the accepted token",
+        lambda launch: bool(launch.model.is_hybrid or launch.model.is_attention_free),
+    ),
+    Refusal(
+        "a target with multi-head latent attention (MLA)",
+        ALL,
+        "the drafter's cache does not fit beside a latent cache",
+        lambda launch: bool(launch.model.use_mla),
+    ),
+    Refusal(
+        "an encoder-decoder target",
+        ALL,
+        "drafters are trained on decoder-only targets",
+        lambda launch: bool(launch.model.is_encoder_decoder),
+    ),
+    Refusal(
+        "a pooling model",
+        ALL,
+        "it generates no tokens to draft",
+        lambda launch: launch.model.runner_type != "generate",
+    ),
+    Refusal(
+        "--watermark-config",
+        ALL,
+        "watermarked sampling replaces the sampler that verification draws with",
+        lambda launch: launch.arguments.watermark_config is not None,
+    ),
+    Refusal(
+        "--enable-trace-replay",
+        ALL,
+        "replayed tokens are forced past the sampler that verification draws with",
+        lambda launch: bool(launch.model.enable_trace_replay),
+    ),
+    Refusal(
+        "--return-sampling-mask",
+        ALL,
+        "the mask is not collected for drafted positions",
+        lambda launch: bool(launch.model.return_sampling_mask),
+    ),
+    Refusal(
+        "a target with multi-dimensional rotary positions (M-RoPE)",
+        ALL,
+        "nodes are placed by their depth on a single axis",
+        lambda launch: bool(launch.model.uses_mrope),
+        trees_only=True,
+    ),
+    Refusal(
+        "--kv-cache-dtype other than auto, bfloat16 or float16",
+        ALL,
+        "tree attention does not read a quantised cache",
+        lambda launch: launch.kv_cache_dtype not in ("auto", "bfloat16", "float16"),
+        trees_only=True,
+    ),
+)
+
+
+def refuse(method: str, launch: Launch) -> None:
+    """Raise ``ConfigurationError`` for the first entry of ``REFUSALS`` that applies."""
+    for refusal in REFUSALS:
+        if refusal.trees_only and not launch.drafts_trees:
+            continue
+        if method in refusal.methods and refusal.applies(launch):
+            what = f"draft trees of method {method!r}" if refusal.trees_only else f"method {method!r}"
+            way_out = "; tree_top_k 1 drafts chains, which can" if refusal.trees_only else ""
+            raise ConfigurationError(
+                f"{what} cannot be combined with {refusal.feature}, because {refusal.reason}{way_out}."
+            )
