@@ -1,10 +1,11 @@
-"""Tokens per second and memory with and without GRIFFIN at 1, 4 and 16 concurrent requests, on the bundled models.
+"""Tokens per second and memory of plain decoding, GRIFFIN chains and GRIFFIN trees at 1, 4 and 16 concurrent requests,
+on the bundled models.
 
     python -m benchmarks.concurrency --output benchmarks/results/cpu
 
-Both servers are up at the same time and take turns on the same prompts, so that a machine that is slow for a minute is
-slow for both. Writes ``concurrency.json`` and ``.png`` and prints a table: median tokens per second over the rounds
-with their spread, speed-up, tokens per verification, and the resident memory of each server's processes.
+The servers are up at the same time and take turns on the same prompts, so that a machine that is slow for a minute is
+slow for all. Writes ``concurrency.json`` and ``.png`` and prints a table: median tokens per second over the rounds with
+their spread, speed-up, tokens and nodes per verification, and the resident memory of each server's processes.
 """
 
 import argparse
@@ -24,11 +25,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from vllm_specext.demo.run import MAX_TOKENS, PROMPTS, speculation_counters
-from vllm_specext.demo.server import GRIFFIN_CHAIN, Server
+from vllm_specext.demo.run import MAX_TOKENS, PROMPTS, speculation
+from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, Server
 
 CONCURRENCIES = (1, 4, 16)
-SERVERS: dict[str, dict[str, Any] | None] = {"plain": None, "griffin-chain": GRIFFIN_CHAIN}
+SERVERS: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "griffin-chain": GRIFFIN_CHAIN,
+    "griffin-tree": GRIFFIN_TREE,
+}
 
 
 async def tokens_per_second(server: Server, prompts: list[str], concurrency: int) -> float:
@@ -64,14 +69,12 @@ def measure(servers: dict[str, Server], prompts: list[str], rounds: int) -> list
     rows = []
     for concurrency in CONCURRENCIES:
         speeds: dict[str, list[float]] = {name: [] for name in servers}
-        before = {name: speculation_counters(server) for name, server in servers.items()}
+        before = {name: speculation(server) for name, server in servers.items()}
         for _ in track(range(rounds), description=f"{concurrency} at a time"):
             for name, server in servers.items():
                 speeds[name].append(asyncio.run(tokens_per_second(server, prompts, concurrency)))
         for name, server in servers.items():
-            drafts, accepted = (
-                now - then for now, then in zip(speculation_counters(server), before[name], strict=True)
-            )
+            counted = speculation(server) - before[name]
             ratios = [ours / plain for ours, plain in zip(speeds[name], speeds["plain"], strict=True)]
             rows.append(
                 {
@@ -81,7 +84,8 @@ def measure(servers: dict[str, Server], prompts: list[str], rounds: int) -> list
                     "slowest": round(min(speeds[name]), 1),
                     "fastest": round(max(speeds[name]), 1),
                     "speedup": round(statistics.median(ratios), 3),
-                    "tokens_per_verification": round(1 + accepted / drafts, 3) if drafts else 1.0,
+                    "tokens_per_verification": counted.acceptance_length,
+                    "nodes_per_verification": counted.per_verification(counted.nodes),
                     "resident_mebibytes": resident_mebibytes(server),
                 }
             )
@@ -90,7 +94,8 @@ def measure(servers: dict[str, Server], prompts: list[str], rounds: int) -> list
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Tokens per second by concurrency, one group of bars each, with the spread over the rounds."""
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    width = 0.8 / len(SERVERS)
     for offset, name in enumerate(SERVERS):
         own = [row for row in rows if row["method"] == name]
         speeds = [row["tokens_per_second"] for row in own]
@@ -98,8 +103,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             [speed - row["slowest"] for speed, row in zip(speeds, own, strict=True)],
             [row["fastest"] - speed for speed, row in zip(speeds, own, strict=True)],
         ]
-        places = [place + 0.38 * (offset - 0.5) for place in range(len(own))]
-        bars = axes.bar(places, speeds, 0.36, yerr=spread, capsize=4, label=name)
+        places = [place + width * (offset - (len(SERVERS) - 1) / 2) for place in range(len(own))]
+        bars = axes.bar(places, speeds, 0.95 * width, yerr=spread, capsize=4, label=name)
         axes.bar_label(bars, [f"{row['speedup']:.2f}x" for row in own], label_type="center", color="white")
     axes.set_xticks(range(len(CONCURRENCIES)), [str(c) for c in CONCURRENCIES])
     axes.set_xlabel("concurrent requests")
@@ -110,7 +115,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def table(rows: list[dict[str, Any]]) -> Table:
     shown = Table(title="tokens per second on the bundled models")
-    for column in ("method", "at once", "tokens/s", "slowest", "fastest", "speed-up", "per verif.", "MiB"):
+    for column in ("method", "at once", "tokens/s", "slowest", "fastest", "speed-up", "per verif.", "nodes", "MiB"):
         shown.add_column(column, justify="left" if column == "method" else "right")
     for row in rows:
         shown.add_row(*map(str, row.values()))
