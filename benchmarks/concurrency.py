@@ -25,14 +25,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from vllm_specext.demo.run import MAX_TOKENS, PROMPTS, speculation
-from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, Server
+from vllm_specext.demo.run import MAX_TOKENS, PROMPTS, SETTLING_SECONDS, speculation
+from vllm_specext.demo.server import GRIFFIN_CHAIN, Server
 
 CONCURRENCIES = (1, 4, 16)
 SERVERS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "griffin-chain": GRIFFIN_CHAIN,
-    "griffin-tree": GRIFFIN_TREE,
+    "griffin-by-load": {"method": "griffin", "model": GRIFFIN_CHAIN["model"]},
 }
 
 
@@ -72,6 +72,7 @@ def measure(servers: dict[str, Server], prompts: list[str], rounds: int) -> list
         before = {name: speculation(server) for name, server in servers.items()}
         for _ in track(range(rounds), description=f"{concurrency} at a time"):
             for name, server in servers.items():
+                time.sleep(SETTLING_SECONDS)
                 speeds[name].append(asyncio.run(tokens_per_second(server, prompts, concurrency)))
         for name, server in servers.items():
             counted = speculation(server) - before[name]

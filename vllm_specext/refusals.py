@@ -62,6 +62,13 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda launch: launch.parallel.prefill_context_parallel_size > 1,
     ),
     Refusal(
+        "--data-parallel-size above 1 with a mixture-of-experts target",
+        ALL,
+        "the ranks share experts and would have to grow their trees in step",
+        lambda launch: launch.parallel.data_parallel_size > 1 and bool(launch.model.is_moe),
+        trees_only=True,
+    ),
+    Refusal(
         "--enable-dbo (dual-batch overlap)",
         ALL,
         "verification needs the whole batch in one forward pass",

@@ -89,13 +89,13 @@ def test_trees_are_refused_where_pages_are_packed(on_a_cpu_that_packs: Any, head
         refuse_unsupported(drafting_trees(torch.bfloat16, *head_sizes))
     assert str(refusal.value) == (
         "draft trees on this CPU cannot have --dtype bfloat16, whose pages vLLM packs for amx; "
-        "--dtype float32 or float16 works, and tree_top_k 1 drafts chains"
+        "--dtype float32 or float16 works, and tree_top_k 1 drafts chains."
     )
 
 
 def test_a_cpu_that_packs_every_data_type_gets_no_advice_to_change_it(on_a_cpu_that_packs: Any) -> None:
     on_a_cpu_that_packs("neon", (torch.float32, torch.float16, torch.bfloat16))
-    with pytest.raises(ConfigurationError, match=r"packs for neon; tree_top_k 1 drafts chains$"):
+    with pytest.raises(ConfigurationError, match=r"packs for neon; tree_top_k 1 drafts chains\.$"):
         refuse_unsupported(drafting_trees(torch.float32, 64))
 
 

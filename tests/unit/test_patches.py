@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import get_args
 
 import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
 from vllm_specext.engine.catalogue import CATALOGUE
 from vllm_specext.engine.patches import _excepthook
@@ -76,3 +77,23 @@ def test_a_configuration_error_is_shown_as_one_line_and_other_errors_as_before(
     hook(KeyError, KeyError("x"), None)
     assert capsys.readouterr().err == "error: key 'x' is 1, but 2 is allowed.\n"
     assert passed_on == [KeyError]
+
+
+def test_a_configuration_error_from_within_a_configuration_is_shown_as_one_line_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Configuration(BaseModel):
+        @model_validator(mode="after")
+        def check(self) -> "Configuration":
+            raise ConfigurationError("key 'x' is 1, but 2 is allowed.")
+
+    with pytest.raises(ValidationError) as raised:
+        Configuration()
+    passed_on = []
+    hook = _excepthook(lambda *error: passed_on.append(error[1]))
+    hook(ValidationError, raised.value, None)
+    assert capsys.readouterr().err == "error: key 'x' is 1, but 2 is allowed.\n"
+    with pytest.raises(ValidationError) as others:
+        TypeAdapter(int).validate_python("x")
+    hook(ValidationError, others.value, None)
+    assert passed_on == [others.value]

@@ -11,6 +11,7 @@ from vllm_specext.refusals import REFUSALS, Launch, refuse
 
 def launch(**changes: Any) -> Launch:
     parallel = {
+        "data_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "decode_context_parallel_size": 1,
         "prefill_context_parallel_size": 1,
@@ -26,6 +27,7 @@ def launch(**changes: Any) -> Launch:
         "enable_trace_replay": False,
         "return_sampling_mask": False,
         "uses_mrope": False,
+        "is_moe": False,
     }
     arguments: dict[str, Any] = {
         "kv_transfer_config": None,
@@ -64,6 +66,7 @@ UNSUPPORTED = [
     ({"return_sampling_mask": True}, "--return-sampling-mask"),
     ({"uses_mrope": True}, "M-RoPE"),
     ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
+    ({"is_moe": True, "data_parallel_size": 2}, "mixture-of-experts"),
 ]
 """A change to a launch that is fine, and what the refusal names."""
 
@@ -81,7 +84,9 @@ def test_every_entry_of_the_table_is_reached_by_a_case_above() -> None:
     assert [refusal.feature for refusal in REFUSALS if not any(map(refusal.applies, launches))] == []
 
 
-@pytest.mark.parametrize("change", [{"uses_mrope": True}, {"kv_cache_dtype": "fp8_e4m3"}])
+@pytest.mark.parametrize(
+    "change", [{"uses_mrope": True}, {"kv_cache_dtype": "fp8_e4m3"}, {"is_moe": True, "data_parallel_size": 2}]
+)
 def test_what_only_trees_cannot_do_is_open_to_chains(change: dict[str, Any]) -> None:
     refuse("griffin", launch(**change, drafts_trees=False))
     with pytest.raises(ConfigurationError, match="tree_top_k 1 drafts chains"):
@@ -95,3 +100,7 @@ def test_a_cache_in_an_ordinary_data_type_holds_trees(dtype: str) -> None:
 
 def test_adapters_of_other_modules_than_the_output_layer_are_open() -> None:
     refuse("griffin", launch(enable_lora=True, lora_target_modules=["q_proj", "v_proj"]))
+
+
+def test_ranks_of_a_dense_target_are_independent_and_draft_trees() -> None:
+    refuse("griffin", launch(data_parallel_size=2))

@@ -77,9 +77,10 @@ def leave_running(port: int) -> None:
 
 
 def as_table(rows: "list[Row]") -> Table:
-    table = Table(title="The same prompts, one at a time, greedy")
-    for column in ("method", "identical", "nodes", "tokens per verification", "tokens/s", "speed-up", "requests"):
-        table.add_column(column, justify="left" if column == "method" else "right")
+    table = Table(title=f"The same {rows[0].requests} prompts, one at a time, greedy")
+    table.add_column("method", no_wrap=True)
+    for column in ("identical", "nodes", "tokens per verification", "tokens/s", "speed-up"):
+        table.add_column(column, justify="right", min_width=max(map(len, column.split())))
     for row in rows:
         table.add_row(
             row.method,
@@ -88,7 +89,6 @@ def as_table(rows: "list[Row]") -> Table:
             f"{row.tokens_per_verification:.2f}",
             f"{row.tokens_per_second:.0f}",
             f"{row.speedup:.2f}",
-            str(row.requests),
         )
     if looping := rows[0].looping:
         table.caption = f"{looping} of the prompts end in a loop; nodes and tokens per verification leave them out"

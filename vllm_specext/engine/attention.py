@@ -15,6 +15,8 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
 
 _ROWS = "vllm_specext_tree_rows"
+WITH_BLOCK_TABLE = ("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
+"""Backends whose metadata name a request's pages as tree attention reads them."""
 
 
 def attach(metadata: Any, rows: TreeRows) -> None:
@@ -25,6 +27,12 @@ def attach(metadata: Any, rows: TreeRows) -> None:
 def wrap_target_layers(layers: Iterable[Any], levels: int) -> None:
     """Layers whose metadata may carry rows of draft trees in front of other rows."""
     for layer in layers:
+        backend = layer.attn_backend.get_name()
+        if backend not in WITH_BLOCK_TABLE:
+            raise ConfigurationError(
+                f"draft trees cannot be verified with the attention backend {backend} of layer {layer.layer_name!r}; "
+                "choose FLASH_ATTN or TRITON_ATTN with --attention-backend, or set 'tree_top_k' to 1."
+            )
         _wrap(layer, levels, lambda metadata: getattr(metadata, _ROWS, None))
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, get_args
 
+from pydantic import ValidationError
+
 from vllm_specext.engine.configured import wrap_front_end, wrap_worker
 from vllm_specext.engine.guard import require_known_signatures, require_supported_vllm
 from vllm_specext.engine.wrapping import wrap, wrap_property
@@ -165,9 +167,15 @@ def _register_triton_kernel_overrides(original: Callable) -> Callable:
 
 def _excepthook(original: Callable) -> Callable:
     def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if isinstance(error, ConfigurationError):
-            print(f"error: {error}", file=sys.stderr)
+        ours = _inside_validation(error) or error
+        if isinstance(ours, ConfigurationError):
+            print(f"error: {ours}", file=sys.stderr)
         else:
             original(kind, error, traceback)
 
     return excepthook
+
+
+def _inside_validation(error: BaseException) -> object:
+    """What a check raised while pydantic built a configuration, or ``None``."""
+    return error.errors()[0].get("ctx", {}).get("error") if isinstance(error, ValidationError) else None

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
 from vllm_specext.engine.attention import wrap_draft_layers
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.engine.trees import TreeStates
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.tree.budget import TreeShape, shape_for
 from vllm_specext.tree.expansion import Expansion, best_tokens
@@ -50,11 +52,33 @@ class TreeSpeculator(EagleSpeculator):
 
     def set_attn(self, model_state: Any, *args: Any) -> None:
         super().set_attn(model_state, *args)
-        self.trees = model_state.trees if self.shape is not None else None
+        if self.shape is None:
+            return
+        self.trees = model_state.trees
+        for group in (group for groups in self.attn_groups for group in groups):
+            if group.kernel_block_size is not None:
+                raise ConfigurationError(
+                    f"draft trees cannot be drafted on pages of {group.kv_cache_spec.block_size} tokens with the "
+                    f"attention backend {group.backend.get_name()}; set --block-size to {group.kernel_block_size}."
+                )
         self.groups = [
             (group, [name for name in kv_cache_group.layer_names if name in self.draft_attn_layer_names])
             for group, kv_cache_group in enumerate(self.kv_cache_config.kv_cache_groups)
         ]
+
+    def capture(self) -> None:
+        """Graphs of the first pass, and of decoding for the sizes that are chains; trees grow outside of graphs."""
+        if self.shape is None:
+            super().capture()
+            return
+        schedule = self.speculative_config.num_speculative_tokens_per_batch_size
+        levels = self.shape.levels
+        chains = [[first, last, nodes if nodes <= levels else 0] for first, last, nodes in schedule]
+        self.speculative_config.num_speculative_tokens_per_batch_size = chains
+        try:
+            super().capture()
+        finally:
+            self.speculative_config.num_speculative_tokens_per_batch_size = schedule
 
     def sample_draft(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The best token of each row; a tree's first level needs the runners-up too."""
@@ -96,14 +120,16 @@ class TreeSpeculator(EagleSpeculator):
             num_rejected,
             *args,
             dummy_run=dummy_run,
-            num_speculative_tokens=1 if is_tree else nodes,
+            num_speculative_tokens=1 if is_tree else nodes if shape is None else shape.nodes,
             **kwargs,
         )
         if shape is None or self.trees is None or nodes == 0:
             return drafted
         if is_tree:
-            drafted = self._propose_tree(input_batch, num_rejected, shape, dummy_run)
-        elif not dummy_run:
+            return self._propose_tree(input_batch, num_rejected, shape, dummy_run)
+        # The scheduler counts on all nodes; what follows a shorter chain is only ever padding.
+        drafted[:, shape.nodes : nodes] = 0
+        if not dummy_run:
             chains = Topology.chain(input_batch.num_reqs, nodes, self.device)
             everyone = np.ones(input_batch.num_reqs, dtype=bool)
             self.trees.write(input_batch.idx_mapping, input_batch.idx_mapping_np, chains, everyone)
@@ -187,7 +213,7 @@ class TreeSpeculator(EagleSpeculator):
             chain = torch.zeros_like(tokens)
             path = growing.chain()[:, : tokens.shape[1]]
             chain[:, : path.shape[1]] = path
-            chosen = torch.from_numpy(needs_chain).to(self.device, non_blocking=True)[:, None]
+            chosen = async_tensor_h2d(needs_chain, device=self.device)[:, None]
             straight = Topology.chain(batch.num_reqs, tokens.shape[1], self.device)
             tokens = torch.where(chosen, chain, tokens)
             topology = Topology(

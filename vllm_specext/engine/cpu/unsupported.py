@@ -69,12 +69,12 @@ def refuse_unsupported(vllm_config: Any) -> None:
     for name, (value, allowed) in settings.items():
         if value != allowed:
             raise ConfigurationError(
-                f"model runner V2 on CPU without Triton: {name} is {value!r}, only {allowed!r} is allowed"
+                f"model runner V2 on CPU without Triton: {name} is {value!r}, only {allowed!r} is allowed."
             )
     if speculative is not None and speculative.method in _METHODS_WITHOUT_BODIES:
         raise ConfigurationError(
             f"model runner V2 on CPU without Triton: speculative method is {speculative.method!r}, "
-            f"which is none of those with CPU kernel bodies (all but {', '.join(_METHODS_WITHOUT_BODIES)})"
+            f"which is none of those with CPU kernel bodies (all but {', '.join(_METHODS_WITHOUT_BODIES)})."
         )
     if getattr(speculative, "tree", None) is not None:
         _refuse_packed_pages(vllm_config)
@@ -96,5 +96,5 @@ def _refuse_packed_pages(vllm_config: Any) -> None:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in others)
         raise ConfigurationError(
             f"draft trees on this CPU cannot have --dtype {str(target.dtype).removeprefix('torch.')}, whose pages vLLM "
-            f"packs for {packed[0]}; {f'--dtype {allowed} works, and ' if allowed else ''}tree_top_k 1 drafts chains"
+            f"packs for {packed[0]}; {f'--dtype {allowed} works, and ' if allowed else ''}tree_top_k 1 drafts chains."
         )

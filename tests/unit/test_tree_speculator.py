@@ -1,0 +1,40 @@
+"""What the tree speculator does without a model: sizes that do not fit, and graphs."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
+from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+
+from vllm_specext.engine.tree_speculator import TreeSpeculator
+from vllm_specext.tree.budget import TreeShape
+
+SCHEDULE = [[1, 4, 59], [5, 8, 6], [9, 16, 0]]
+
+
+def speculator(**attributes: Any) -> TreeSpeculator:
+    bare = TreeSpeculator.__new__(TreeSpeculator)
+    config = SimpleNamespace(num_speculative_tokens_per_batch_size=SCHEDULE)
+    vars(bare).update({"shape": TreeShape(59, 6, 10), "speculative_config": config} | attributes)
+    return bare
+
+
+def test_decoding_graphs_are_captured_for_the_sizes_that_are_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def capture(self: Any) -> None:
+        seen.append(self.speculative_config.num_speculative_tokens_per_batch_size)
+        raise MemoryError
+
+    monkeypatch.setattr(EagleSpeculator, "capture", capture)
+    with pytest.raises(MemoryError):
+        (bare := speculator()).capture()
+    assert seen == [[[1, 4, 0], [5, 8, 6], [9, 16, 0]]]
+    assert bare.speculative_config.num_speculative_tokens_per_batch_size is SCHEDULE
+
+
+def test_a_level_that_does_not_fit_the_drafters_buffers_is_given_up_for_a_chain() -> None:
+    assert speculator(max_num_tokens=80)._shape(59, requests=8) == TreeShape(59, 6, 10)
+    assert speculator(max_num_tokens=79)._shape(59, requests=8) == TreeShape(6, 6, 1)
+    assert speculator(max_num_tokens=4)._shape(3, requests=8) == TreeShape(3, 3, 1)
