@@ -1,5 +1,5 @@
-"""Tokens per second and memory of plain decoding, GRIFFIN chains and GRIFFIN trees at 1, 4 and 16 concurrent requests,
-on the bundled models.
+"""Tokens per second and memory of plain decoding, GRIFFIN chains and GRIFFIN with its defaults, whose drafts follow the
+load, at 1, 4 and 16 concurrent requests on the bundled models.
 
     python -m benchmarks.concurrency --output benchmarks/results/cpu
 
@@ -116,10 +116,20 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def table(rows: list[dict[str, Any]]) -> Table:
     shown = Table(title="tokens per second on the bundled models")
-    for column in ("method", "at once", "tokens/s", "slowest", "fastest", "speed-up", "per verif.", "nodes", "MiB"):
-        shown.add_column(column, justify="left" if column == "method" else "right")
+    shown.add_column("method", no_wrap=True)
+    for column in ("at once", "tokens/s", "spread", "speed-up", "per verif.", "nodes", "MiB"):
+        shown.add_column(column, justify="right", min_width=max(map(len, column.split())))
     for row in rows:
-        shown.add_row(*map(str, row.values()))
+        shown.add_row(
+            row["method"],
+            str(row["concurrency"]),
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['slowest']:.0f}-{row['fastest']:.0f}",
+            f"{row['speedup']:.2f}",
+            f"{row['tokens_per_verification']:.2f}",
+            f"{row['nodes_per_verification']:.1f}",
+            str(row["resident_mebibytes"]),
+        )
     return shown
 
 

@@ -55,6 +55,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "KV compaction": ("vllm_specext.engine.trees:TreeStates.accept",),
     "drafter, first pass": (
         "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose",
+        "vllm_specext.engine.tree_speculator:TreeSpeculator._read_accepted_path",
     ),
     "drafter, levels": ("vllm_specext.engine.tree_speculator:TreeSpeculator._propose_tree",),
     "drafter, other": ("vllm_specext.engine.tree_speculator:TreeSpeculator.propose",),

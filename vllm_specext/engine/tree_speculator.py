@@ -61,10 +61,9 @@ class TreeSpeculator(EagleSpeculator):
                     f"draft trees cannot be drafted on pages of {group.kv_cache_spec.block_size} tokens with the "
                     f"attention backend {group.backend.get_name()}; set --block-size to {group.kernel_block_size}."
                 )
-        self.groups = [
-            (group, [name for name in kv_cache_group.layer_names if name in self.draft_attn_layer_names])
-            for group, kv_cache_group in enumerate(self.kv_cache_config.kv_cache_groups)
-        ]
+        groups = enumerate(self.kv_cache_config.kv_cache_groups)
+        own = ((group, self.draft_attn_layer_names.intersection(of_group.layer_names)) for group, of_group in groups)
+        self.groups = [(group, names) for group, names in own if names]
 
     def capture(self) -> None:
         """Graphs of the first pass, and of decoding for the sizes that are chains; trees grow outside of graphs."""
@@ -99,6 +98,7 @@ class TreeSpeculator(EagleSpeculator):
         aux_hidden_states: list[Tensor] | None,
         num_sampled: Tensor,
         num_rejected: Tensor,
+        last_sampled: Tensor,
         *args: Any,
         dummy_run: bool = False,
         num_speculative_tokens: int | None = None,
@@ -106,10 +106,12 @@ class TreeSpeculator(EagleSpeculator):
     ) -> Tensor:
         nodes = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         shape = None if self.shape is None else self._shape(nodes, input_batch.num_reqs)
+        tree = shape if shape is not None and shape.top_k > 1 else None
+        if tree is not None and self._read_accepted_path(input_batch, last_hidden_states, num_sampled, last_sampled):
+            return self._propose_tree(input_batch, num_rejected, tree, dummy_run)
         if shape is not None and self.trees is not None and not dummy_run:
             last_hidden_states = self.trees.as_chain(input_batch, last_hidden_states)
             input_batch.input_ids.copy_(self.trees.as_chain(input_batch, input_batch.input_ids))
-        is_tree = shape is not None and shape.top_k > 1
         drafted = super().propose(
             input_batch,
             attn_metadata,
@@ -118,15 +120,16 @@ class TreeSpeculator(EagleSpeculator):
             aux_hidden_states,
             num_sampled,
             num_rejected,
+            last_sampled,
             *args,
             dummy_run=dummy_run,
-            num_speculative_tokens=1 if is_tree else nodes if shape is None else shape.nodes,
+            num_speculative_tokens=1 if tree is not None else nodes if shape is None else shape.nodes,
             **kwargs,
         )
         if shape is None or self.trees is None or nodes == 0:
             return drafted
-        if is_tree:
-            return self._propose_tree(input_batch, num_rejected, shape, dummy_run)
+        if tree is not None:
+            return self._propose_tree(input_batch, num_rejected, tree, dummy_run)
         # The scheduler counts on all nodes; what follows a shorter chain is only ever padding.
         drafted[:, shape.nodes : nodes] = 0
         if not dummy_run:
@@ -143,63 +146,106 @@ class TreeSpeculator(EagleSpeculator):
             return shape
         return shape_for(min(nodes, self.shape.levels), self.shape)
 
-    def _propose_tree(self, batch: InputBatch, num_rejected: Tensor, shape: TreeShape, dummy_run: bool) -> Tensor:
-        assert self.trees is not None
-        requests = batch.num_reqs
-        prefix_lens = batch.seq_lens[:requests] - num_rejected[:requests]
-        features = self.hidden_states[:requests, None].expand(-1, shape.top_k, -1)
-        growing = Expansion(
-            self.first_tokens[:requests, : shape.top_k], self.first_log_probs[:requests, : shape.top_k], shape.levels
+    def _read_accepted_path(
+        self, batch: InputBatch, hidden_states: Tensor, num_sampled: Tensor, last_sampled: Tensor
+    ) -> bool:
+        """The drafter's pass over what was accepted, where every request of the step verified a tree: over the paths
+        instead of over all nodes. Leaves what vLLM's own first pass leaves; false where that has to run."""
+        trees = self.trees
+        step = trees.step if trees is not None else None
+        if trees is None or step is None or step.batch is not batch or step.source is None:
+            return False
+        requests, width = step.source.shape
+        if requests < batch.num_reqs or requests * width > self.max_num_tokens:
+            return False
+        place = torch.arange(width, device=self.device)
+        last = num_sampled[:, None] - 1
+        following = batch.input_ids[step.source.roll(-1, dims=1)]
+        drawn = last_sampled.view(-1)[batch.idx_mapping].to(following.dtype)[:, None]
+        root = trees.prefix_lens[:requests, None]
+        slots = root + place
+        predict, regress = self._run_rows(
+            ids=torch.where(place == last, drawn, following),
+            features=hidden_states[step.source],
+            positions=slots,
+            slots=torch.where(place <= last, slots, self.max_model_len),
+            prefix_lens=root[:, 0],
+            visible=trees.causal[:width].expand(requests, -1, -1),
+            num_nodes=width,
+            longest=int(batch.seq_lens_cpu_upper_bound[:requests].max()),
         )
-        longest = int(batch.seq_lens_cpu_upper_bound[:requests].max()) + (shape.levels - 1) * shape.top_k
+        rows = torch.arange(requests, device=self.device) * width + last[:, 0]
+        self.sample_draft(predict[rows])
+        self.hidden_states[:requests] = regress[rows]
+        return True
+
+    def _propose_tree(self, batch: InputBatch, num_rejected: Tensor, shape: TreeShape, dummy_run: bool) -> Tensor:
+        requests, k = batch.num_reqs, shape.top_k
+        prefix_lens = (batch.seq_lens[:requests] - num_rejected[:requests])[:, None]
+        features = self.hidden_states[:requests, None].expand(-1, k, -1)
+        growing = Expansion(self.first_tokens[:requests, :k], self.first_log_probs[:requests, :k], shape.levels)
+        longest = int(batch.seq_lens_cpu_upper_bound[:requests].max()) + (shape.levels - 1) * k
         for level in range(shape.levels - 1):
-            predict, regress = self._run_level(growing, features, prefix_lens, level, longest, dummy_run)
-            tokens, log_probs = best_tokens(self.model.compute_logits(predict), shape.top_k)
-            growing.grow(tokens.view(requests, shape.top_k, -1), log_probs.view(requests, shape.top_k, -1))
+            slots = prefix_lens + level * k + growing.place
+            predict, regress = self._run_rows(
+                ids=growing.frontier.tokens,
+                features=features,
+                positions=(prefix_lens + level).expand(-1, k),
+                slots=slots.fill_(self.max_model_len) if dummy_run else slots,
+                prefix_lens=prefix_lens[:, 0],
+                visible=growing.frontier.visible,
+                num_nodes=(level + 1) * k,
+                longest=longest,
+            )
+            tokens, log_probs = best_tokens(self.model.compute_logits(predict), k)
+            growing.grow(tokens.view(requests, k, -1), log_probs.view(requests, k, -1))
             parents = growing.frontier.parents[..., None].expand(-1, -1, regress.shape[-1])
-            features = regress.view(requests, shape.top_k, -1).gather(1, parents)
+            features = regress.view(requests, k, -1).gather(1, parents)
         tokens, topology = growing.tree(shape.nodes)
         if not dummy_run:
             tokens, topology = self._straighten(batch, growing, tokens, topology)
         self.draft_tokens[:requests, : shape.nodes] = tokens
         return self.draft_tokens[:requests]
 
-    def _run_level(
-        self, growing: Expansion, features: Tensor, prefix_lens: Tensor, level: int, longest: int, dummy_run: bool
+    def _run_rows(
+        self,
+        *,
+        ids: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        prefix_lens: Tensor,
+        visible: Tensor,
+        num_nodes: int,
+        longest: int,
     ) -> tuple[Tensor, Tensor]:
-        """The drafter on the frontier: predict and regress features ``[R k, d]``."""
-        assert self.trees is not None
-        frontier = growing.frontier
-        requests, k = frontier.tokens.shape
-        count = requests * k
-        self.input_buffers.input_ids[:count] = frontier.tokens.flatten()
-        positions = (prefix_lens + level).clamp(max=self.max_model_len - 1).repeat_interleave(k)
-        self.input_buffers.positions[:count] = positions
+        """The drafter on ``q`` rows of every request, ``[R, q]`` or ``[R, q, d]``; predict and regress features
+        ``[R q, d]``. ``slots`` are counted within the request; those behind the context's end are not written.
+        ``visible`` ``[R, q, W]`` are bits of the ``num_nodes`` slots behind ``prefix_lens`` ``[R]``."""
+        requests, q = ids.shape
+        count = requests * q
+        self.input_buffers.input_ids[:count] = ids.flatten()
+        self.input_buffers.positions[:count] = positions.flatten().clamp(max=self.max_model_len - 1)
         self.hidden_states[:count] = features.reshape(count, -1)
-        starts = torch.arange(0, count + 1, k, dtype=torch.int32, device=self.device)
-        slots = prefix_lens[:, None] + level * k + growing.place
         rows: dict[str, TreeRows] = {}
         slot_mappings: dict[str, Tensor] = {}
         for group, names in self.groups:
-            if not names:
-                continue
             table = self.block_tables.input_block_tables[group][:requests]
             of_group = TreeRows(
                 block_table=table,
-                query_start_loc=starts,
+                query_start_loc=torch.arange(0, count + 1, q, dtype=torch.int32, device=self.device),
                 prefix_lens=prefix_lens,
-                visible=frontier.visible,
+                visible=visible,
                 num_rows=count,
-                max_query_len=k,
-                num_nodes=(level + 1) * k,
+                max_query_len=q,
+                num_nodes=num_nodes,
                 max_seq_len=min(longest, self.max_model_len),
             )
             page_size = self.kv_cache_config.kv_cache_groups[group].kv_cache_spec.block_size
             page = table.gather(1, (slots // page_size).clamp(max=table.shape[1] - 1)).long()
-            within = slots < (0 if dummy_run else self.max_model_len)
-            mapping = torch.where(within, page * page_size + slots % page_size, PAD_SLOT).flatten()
+            mapping = torch.where(slots < self.max_model_len, page * page_size + slots % page_size, PAD_SLOT)
             rows |= dict.fromkeys(names, of_group)
-            slot_mappings |= dict.fromkeys(names, mapping)
+            slot_mappings |= dict.fromkeys(names, mapping.flatten())
         return self._run_model(count, rows, slot_mappings, num_tokens_across_dp=None)
 
     def _straighten(

@@ -54,10 +54,10 @@ class TreeStates:
         self.kinds = np.full(slots, Drafting.TREE)
         self.is_chain = np.ones(slots, dtype=bool)
         self.step: Verification | None = None
-        self._causal = self.topology.ancestors[0].clone()
+        self.causal = self.topology.ancestors[0].clone()
         # A captured graph reads these, so they are written in place; until the first step they hold chains.
         self._visible = self.topology.ancestors.clone()
-        self._prefix_lens = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.prefix_lens = torch.zeros(slots, dtype=torch.int32, device=device)
 
     def write(self, slots: Tensor, slots_np: np.ndarray, topology: Topology, chain: np.ndarray) -> None:
         """Keep the trees just drafted for ``slots`` ``[R]``; ``chain`` ``[R]`` bool: those that are chains."""
@@ -84,8 +84,8 @@ class TreeStates:
         prefix_lens = batch.seq_lens[:requests] - starts.diff()
         # vLLM schedules drafts for a request that has none when it takes over a prompt computed elsewhere.
         has_draft = prefix_lens >= prefill_lens[slots]
-        self._prefix_lens[:requests] = prefix_lens
-        self._visible[:requests] = torch.where(has_draft[:, None, None], self.topology.ancestors[slots], self._causal)
+        self.prefix_lens[:requests] = prefix_lens
+        self._visible[:requests] = torch.where(has_draft[:, None, None], self.topology.ancestors[slots], self.causal)
         # The first rows of the step are the first rows of the logits: these requests have no others.
         slot, node = batch.expanded_idx_mapping[:rows], batch.expanded_local_pos[:rows].long()
         positions = batch.positions[:rows].clone()
@@ -167,7 +167,7 @@ class TreeStates:
         return partial(
             TreeRows,
             query_start_loc=starts[: requests + 1],
-            prefix_lens=self._prefix_lens[:requests],
+            prefix_lens=self.prefix_lens[:requests],
             visible=self._visible[:requests, :query],
             num_rows=rows,
             max_query_len=query,
