@@ -4,7 +4,7 @@ Level by level, every frontier node proposes its ``k`` most likely tokens; the `
 cumulative log-probability are the next frontier. At the end the best candidates of all levels are the tree. Scores are
 float32 and ties go to the earlier candidate: as no log-probability is above 0, a parent then never ranks behind its
 child. (In half precision, as published, parents and children tie often and a child can be kept without its parent.)
-Shapes: ``R`` requests, ``k`` frontier nodes, ``P`` candidates so far.
+Shapes: ``R`` requests, ``k`` frontier nodes, ``V`` the vocabulary.
 """
 
 from dataclasses import dataclass
