@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_specext.tree.budget import CAPS, TreeShape, default_schedule, lookahead, pool_size, shape_for
+from vllm_specext.tree.budget import CAPS, MANY, TreeShape, default_schedule, describe, lookahead, pool_size, shape_for
 
 FULL = TreeShape(59, 6, 10)
 
@@ -87,3 +87,8 @@ def test_vllm_accepts_the_default_schedules_and_reads_them_as_meant() -> None:
 
 def test_equal_neighbours_are_one_range() -> None:
     assert default_schedule(TreeShape(20, 6, 4), "cuda")[:2] == [[1, 16, 20], [17, 32, 16]]
+
+
+def test_a_schedule_is_described_for_people() -> None:
+    schedule = [[1, 1, 59], [2, 16, 4], [17, MANY, 0]]
+    assert describe(schedule, levels=6) == "1: 59, 2-16: 4 (chain), from 17: none"

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import config
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
@@ -18,7 +19,9 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import MethodOptions, check_sizes, parse
 from vllm_specext.refusals import Launch, refuse
 from vllm_specext.registry import METHODS, load
-from vllm_specext.tree.budget import TreeShape, default_schedule
+from vllm_specext.tree.budget import TreeShape, default_schedule, describe
+
+logger = init_logger(f"vllm.{__name__}")  # a child of vLLM's logger, whose handlers and level it shares
 
 
 @config
@@ -88,9 +91,14 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     _check_schedule(options.num_speculative_tokens_per_batch_size)
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
     fields, overrides = load(method.preparation)(options, model)
-    if options.tree is not None:
-        fields.setdefault(
-            "num_speculative_tokens_per_batch_size", default_schedule(options.tree, current_platform.device_type)
+    if (tree := options.tree) is not None:
+        key = "num_speculative_tokens_per_batch_size"
+        fields.setdefault(key, default_schedule(tree, current_platform.device_type))
+        logger.info_once(
+            "Draft trees of depth %d and top-k %d; nodes by number of running requests: %s",
+            tree.levels,
+            tree.top_k,
+            describe(fields[key], tree.levels),
         )
     register_serving_models()
     try:

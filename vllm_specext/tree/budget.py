@@ -66,3 +66,15 @@ def default_schedule(full: TreeShape, device_type: str) -> list[list[int]]:
             schedule.append([first, last, nodes])
         first = last + 1
     return schedule
+
+
+def describe(schedule: list[list[int]], levels: int) -> str:
+    """A schedule for people: "1-4: 59, 5-16: 4 (chain), from 17: none"."""
+
+    def size(nodes: int) -> str:
+        return "none" if nodes == 0 else f"{nodes} (chain)" if nodes <= levels else str(nodes)
+
+    return ", ".join(
+        f"{f'from {first}' if last >= MANY else first if first == last else f'{first}-{last}'}: {size(nodes)}"
+        for first, last, nodes in schedule
+    )
