@@ -7,10 +7,13 @@ and drafting, where they are the last level of what has been drafted so far.
 
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 
 from torch import Tensor
 
 from vllm_specext.kernels.tree_attention import naive
+
+HAS_TRITON = find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ def tree_attention(
     tree has to be less deep than that. Every row sees itself, by its bits. Slots that no row of a request sees may hold
     anything, NaN included, and so may the block table behind the last page that holds a slot that one sees.
     """
-    naive.tree_attention(
-        query, key_cache, value_cache, rows.plan, out, scale=scale, soft_cap=soft_cap, sliding_window=sliding_window
-    )
+    arguments = {"scale": scale, "soft_cap": soft_cap, "sliding_window": sliding_window}
+    if query.is_cuda and HAS_TRITON:
+        from vllm_specext.kernels.tree_attention import kernel  # a CPU has no use for Triton, nor time to import it
+
+        splits = kernel.num_splits(query, key_cache, rows)
+        kernel.tree_attention(query, key_cache, value_cache, rows, out, **arguments, splits=splits)
+    else:
+        naive.tree_attention(query, key_cache, value_cache, rows.plan, out, **arguments)

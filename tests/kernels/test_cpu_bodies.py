@@ -2,7 +2,8 @@
 
 On a CPU vLLM's kernels are plain Python functions unless a Triton backend named "cpu" exists before vLLM is imported.
 So the cases (``cases/case_*.py``) run in one process of their own, with ``triton_cpu_stub`` and ``TRITON_INTERPRET=1``.
-Here each file of cases is one test; the summary line at the end of the run tells how many cases that were.
+``case_tree_attention.py`` is about the project's own kernel, which needs such a process too. Here each file of cases is
+one test; the summary line at the end of the run tells how many cases that were.
 """
 
 import importlib.util

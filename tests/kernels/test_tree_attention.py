@@ -1,7 +1,11 @@
-"""Tree attention against a loop over rows and heads in float64, on caches full of NaN where nothing was written."""
+"""Tree attention against a loop over rows and heads in float64, on caches full of NaN where nothing was written.
 
-from dataclasses import dataclass
-from typing import Any
+Every test here runs in torch, with the Triton kernel on a GPU, and with the kernel under Triton's interpreter
+(``cases/case_tree_attention.py``).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,34 +29,46 @@ class Case:
     prefix_lens: list[int]
     seen: list[list[list[int]]]
     """Of each request and row: the nodes it sees."""
+    implementation: ClassVar[Any] = staticmethod(tree_attention)
+    device: ClassVar[str] = "cpu"
 
     def attend(self, **changes: Any) -> Tensor:
         out = torch.full_like(self.query, 7.0)
         arguments: dict[str, Any] = {"scale": SCALE} | changes
-        tree_attention(self.query, self.keys, self.values, self.rows, out, **arguments)
-        return out
+        self.implementation(self.query, self.keys, self.values, self.rows, out, **arguments)
+        return out.cpu()
 
     def expected(self, soft_cap: float = 0.0, sliding_window: int = 0) -> Tensor:
         """One row and one head at a time; rows behind ``num_rows`` keep what they held."""
         out = torch.full(self.query.shape, 7.0, dtype=torch.float64)
         heads, kv_heads, page_size = self.query.shape[1], *self.keys.shape[1:3]
-        starts = self.rows.query_start_loc.tolist()
+        starts, table = self.rows.query_start_loc.tolist(), self.rows.block_table.tolist()
+        queries, keys, values = (x.cpu().double() for x in (self.query, self.keys, self.values))
         for request, count in enumerate(self.row_lens):
             for row in range(count):
                 seen, prefix = self.seen[request][row], self.prefix_lens[request]
                 position = prefix + len(seen) - 1
                 first = max(0, position + 1 - sliding_window) if sliding_window else 0
                 slots = [*range(first, prefix), *(prefix + node for node in seen)]
-                pages = [int(self.rows.block_table[request, slot // page_size]) for slot in slots]
+                pages = [table[request][slot // page_size] for slot in slots]
                 places = [slot % page_size for slot in slots]
                 for head in range(heads):
                     shared = head * kv_heads // heads
-                    query = self.query[starts[request] + row, head].double()
-                    scores = self.keys[pages, shared, places].double() @ query * SCALE
+                    query = queries[starts[request] + row, head]
+                    scores = keys[pages, shared, places] @ query * SCALE
                     if soft_cap:
                         scores = soft_cap * torch.tanh(scores / soft_cap)
-                    out[starts[request] + row, head] = scores.softmax(0) @ self.values[pages, shared, places].double()
+                    out[starts[request] + row, head] = scores.softmax(0) @ values[pages, shared, places]
         return out
+
+
+@pytest.fixture(autouse=True, params=["torch", pytest.param("GPU", marks=pytest.mark.gpu)])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "GPU":
+        pytest.importorskip("triton")
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+        monkeypatch.setattr(Case, "device", "cuda")
 
 
 def make(
@@ -77,14 +93,15 @@ def make(
     count = sum(needed) + 2
     shuffled = iter(torch.randperm(count, generator=random).tolist())
     table = torch.full((requests, max(needed) + 1), 1 << 30, dtype=torch.int32)
-    keys, values = layout(torch.empty(count, kv_heads, page_size, 2 * head_size, dtype=dtype))
+    device = Case.device
+    keys, values = layout(torch.empty(count, kv_heads, page_size, 2 * head_size, dtype=dtype, device=device))
     keys[:] = values[:] = torch.nan
     for request, pages in enumerate(needed):
         for page in range(pages):
             table[request, page] = mine = next(shuffled)
             written = min(page_size, lens[request] - page * page_size)
             for cache in (keys, values):
-                cache[mine, :, :written] = torch.randn(kv_heads, written, head_size, generator=random).to(dtype)
+                cache[mine, :, :written] = torch.randn(kv_heads, written, head_size, generator=random).to(cache)
     # Rows behind a request's own and bits behind its last node are left over from another step.
     flags = torch.rand(requests, widest, nodes, generator=random) < 0.5
     seen: list[list[list[int]]] = []
@@ -99,16 +116,16 @@ def make(
             flags[request, row, visible] = True
     starts = torch.tensor([0, *row_lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     rows = TreeRows(
-        block_table=table,
-        query_start_loc=starts,
-        prefix_lens=torch.tensor(prefix_lens, dtype=torch.int32),
-        visible=pack(flags),
+        block_table=table.to(device),
+        query_start_loc=starts.to(device),
+        prefix_lens=torch.tensor(prefix_lens, dtype=torch.int32, device=device),
+        visible=pack(flags.to(device)),
         num_rows=sum(row_lens),
         max_query_len=widest,
         num_nodes=nodes,
         max_seq_len=max(lens) + 3,
     )
-    query = torch.randn(sum(row_lens) + 3, heads, head_size, generator=random).to(dtype)
+    query = torch.randn(sum(row_lens) + 3, heads, head_size, generator=random).to(keys)
     return Case(query, keys, values, rows, row_lens, prefix_lens, seen)
 
 
@@ -120,7 +137,7 @@ def close(case: Case, tolerance: float = 1e-5, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("page_size", [16, 32])
-@pytest.mark.parametrize("head_size", [64, 80, 128])
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
 def test_rows_see_their_prefix_and_their_ancestors(head_size: int, page_size: int) -> None:
     close(make(**MIXED, head_size=head_size, page_size=page_size))
 
@@ -163,6 +180,25 @@ def test_pages_before_a_sliding_window_may_be_gone() -> None:
     expected = case.expected(sliding_window=20)
     case.keys[case.rows.block_table[:, 0]] = case.values[case.rows.block_table[:, 0]] = torch.nan
     torch.testing.assert_close(case.attend(sliding_window=20).double(), expected, rtol=0, atol=1e-5)
+
+
+def test_slots_that_only_rows_above_a_drafted_level_see_may_be_gone() -> None:
+    case = make([5], [40], drafted=20)
+    oldest = 40 + min(map(len, case.seen[0])) - 12
+    assert oldest > 40 + 1 - 12
+    for slot in range(oldest):
+        page = int(case.rows.block_table[0, slot // 16])
+        case.keys[page, :, slot % 16] = case.values[page, :, slot % 16] = torch.nan
+    close(case, sliding_window=12)
+
+
+def test_slots_behind_the_bound_are_not_read() -> None:
+    """Nodes behind the last position that the model can have are drafted, but have no slots."""
+    case = make([6, 6], [30, 9])
+    case.rows = replace(case.rows, max_seq_len=33)
+    case.seen[0] = [[node for node in seen if node < 3] for seen in case.seen[0]]
+    case.keys[case.rows.block_table[0, 2].long(), :, 1:] = torch.nan
+    close(case)
 
 
 def test_layers_of_one_step_share_rows_and_may_differ() -> None:

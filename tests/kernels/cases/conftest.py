@@ -20,6 +20,17 @@ _builder.create_masked_store = lambda self, ptrs, value, mask, *rest: _masked_st
 _builder.create_masked_load = lambda self, ptrs, mask, other, *rest: _masked_load(
     self, ptrs, _boolean(mask), other, *rest
 )
+_dot = _builder.create_dot
+
+
+def _wide(handle: interpreter.TensorHandle) -> interpreter.TensorHandle:
+    """The interpreter holds bfloat16 as 16-bit integers, and its product would be one of those."""
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+
+_builder.create_dot = lambda self, a, b, *rest: _dot(self, _wide(a), _wide(b), *rest)
 # Device-library functions are empty in the interpreter and return None.
 libdevice.log1p = lambda x: tl.log(1.0 + x)
 libdevice.isnan = lambda x: x != x

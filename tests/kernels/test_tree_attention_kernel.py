@@ -1,0 +1,79 @@
+"""What the kernel of tree attention promises besides its results: shapes alone decide a launch, so it may be captured.
+
+``test_compilation.py`` checks that it compiles; ``test_tree_attention.py`` on a GPU, and
+``cases/case_tree_attention.py`` without one, that its results are right.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from cache_layouts import halves
+from test_tree_attention import SCALE, Case, make
+
+pytest.importorskip("triton")
+
+from vllm_specext.kernels.tree_attention import TreeRows, kernel
+
+
+def rows_of(requests: int, query_len: int, max_seq_len: int) -> TreeRows:
+    shapes: dict[str, Any] = {"block_table": torch.empty(requests, 1), "num_rows": requests * query_len}
+    unused = dict.fromkeys(("query_start_loc", "prefix_lens", "visible"), torch.empty(0))
+    return TreeRows(**shapes, **unused, max_query_len=query_len, num_nodes=query_len, max_seq_len=max_seq_len)
+
+
+@pytest.mark.parametrize(
+    ("requests", "max_seq_len", "splits"),
+    [(1, 32768, 8), (4, 32768, 2), (1, 1024, 4), (1, 100, 1), (64, 131072, 1)],
+)
+def test_splits_fill_the_gpu_but_stay_long(
+    requests: int, max_seq_len: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama-3-8B's 8 heads of keys and trees of 60 nodes, two row tiles each, on 132 multiprocessors."""
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
+    query, keys = torch.empty(1, 32, 128, dtype=torch.bfloat16), torch.empty(1, 8, 16, 128)
+    assert kernel.num_splits(query, keys, rows_of(requests, 61, max_seq_len)) == splits
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    monkeypatch.setattr(Case, "device", "cuda")
+
+
+def launch(case: Case, splits: int, out: torch.Tensor) -> None:
+    options: dict[str, Any] = {"scale": SCALE, "soft_cap": 0.0, "sliding_window": 0}
+    kernel.tree_attention(case.query, case.keys, case.values, case.rows, out, **options, splits=splits)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("splits", [1, 2, 5, 64])
+def test_long_contexts_in_splits_on_a_gpu(splits: int) -> None:
+    shape: dict[str, Any] = {"heads": 8, "head_size": 128, "dtype": torch.bfloat16, "layout": halves}
+    case = make([61, 9, 33], [4000, 517, 0], **shape)
+    out = torch.full_like(case.query, 7.0)
+    launch(case, splits, out)
+    torch.testing.assert_close(out.cpu().double(), case.expected(), rtol=0, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("on_gpu")
+def test_a_captured_launch_follows_lengths_and_bits() -> None:
+    case = make([12, 12], [300, 170])
+    out = torch.full_like(case.query, 7.0)
+    launch(case, 4, out)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch(case, 4, out)
+    other = make([12, 12], [300, 170])
+    case.query.copy_(other.query.flip(0))
+    case.rows.prefix_lens[0] = case.prefix_lens[0] = 130
+    case.rows.visible[0] = case.rows.visible[1]
+    case.seen[0] = case.seen[1]
+    out.fill_(7.0)
+    graph.replay()
+    torch.testing.assert_close(out.cpu().double(), case.expected(), rtol=0, atol=1e-5)
