@@ -55,5 +55,15 @@ def client() -> Client:
 
 
 @pytest.fixture(scope="session")
+def with_drafts(griffin: Server, client: Client) -> OpenAI:
+    return client(griffin)
+
+
+@pytest.fixture(scope="session")
+def without(stock: Server, client: Client) -> OpenAI:
+    return client(stock)
+
+
+@pytest.fixture(scope="session")
 def prompts() -> list[str]:
     return [row["text"] for row in json.loads(PROMPTS.read_text(encoding="utf-8"))]

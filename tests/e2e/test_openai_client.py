@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.e2e.conftest import DEPTH, Client
+from tests.e2e.conftest import DEPTH
 from vllm_specext.demo.run import ask_in_turn, speculation, summarize
 from vllm_specext.demo.server import Server
 
@@ -27,16 +27,6 @@ def complete(client: OpenAI, prompt: str, *, extra: dict[str, Any] | None = None
         **{"temperature": 0, "max_tokens": 48, **options},
         extra_body={"return_token_ids": True, **(extra or {})},
     )
-
-
-@pytest.fixture(scope="module")
-def with_drafts(griffin: Server, client: Client) -> OpenAI:
-    return client(griffin)
-
-
-@pytest.fixture(scope="module")
-def without(stock: Server, client: Client) -> OpenAI:
-    return client(stock)
 
 
 def test_concurrent_greedy_completions_have_the_tokens_of_the_stock_server(

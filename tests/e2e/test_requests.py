@@ -12,7 +12,6 @@ import pytest
 from openai import BadRequestError, OpenAI
 from tokenizers import Tokenizer
 
-from tests.e2e.conftest import Client
 from tests.e2e.test_openai_client import complete
 from vllm_specext.demo.run import speculation
 from vllm_specext.demo.server import TARGET, Server
@@ -39,16 +38,6 @@ RECORD = {
     "required": ["name", "size"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def with_drafts(griffin: Server, client: Client) -> OpenAI:
-    return client(griffin)
-
-
-@pytest.fixture(scope="module")
-def without(stock: Server, client: Client) -> OpenAI:
-    return client(stock)
 
 
 @pytest.mark.parametrize("kind", KINDS)

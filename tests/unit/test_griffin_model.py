@@ -7,20 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.oracle import load, shape_of
+from tests.unit.oracle import shape_of
 from vllm_specext.methods.griffin.model import GriffinDrafter
-
-
-@pytest.fixture(scope="module")
-def oracle() -> dict[str, Any]:
-    return load()["case1"]
-
-
-@pytest.fixture
-def drafter(oracle: dict[str, Any]) -> GriffinDrafter:
-    model = GriffinDrafter(shape_of(oracle["config"]))
-    model.load_state_dict(oracle["state_dict"], strict=True)
-    return model.requires_grad_(False)
 
 
 def prefill(drafter: GriffinDrafter, oracle: dict[str, Any], positions: Tensor | None = None) -> tuple:

@@ -7,25 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.oracle import load, shape_of
 from tests.unit.tree_reference import Path
 from vllm_specext.methods.griffin.model import KV, GriffinDrafter
 from vllm_specext.tree.expansion import Expansion, best_tokens
 from vllm_specext.tree.topology import unpack
 
 Tokens = list[int]
-
-
-@pytest.fixture(scope="module")
-def oracle() -> dict[str, Any]:
-    return load()["case1"]
-
-
-@pytest.fixture
-def drafter(oracle: dict[str, Any]) -> GriffinDrafter:
-    model = GriffinDrafter(shape_of(oracle["config"]))
-    model.load_state_dict(oracle["state_dict"], strict=True)
-    return model.requires_grad_(False)
 
 
 def unchanged(mask: Tensor) -> Tensor:
