@@ -28,6 +28,15 @@ from vllm_specext.demo.server import GRIFFIN_CHAIN, MODELS, TARGET
 
 BATCHES = (1, 16)
 TOKENS = 64
+ENGINE: dict[str, Any] = {
+    "model": str(TARGET),
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 512,
+    "max_num_seqs": BATCHES[-1],
+    "kv_cache_memory_bytes": 512 << 20,
+    "enable_prefix_caching": False,
+}
 
 
 def tree(nodes: int, top_k: int) -> dict[str, Any]:
@@ -106,16 +115,7 @@ def profile(name: str) -> dict[str, Any]:
 
     speculative = CONFIGURATIONS[name]
     stopwatch = Stopwatch()
-    llm = LLM(
-        model=str(TARGET),
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=512,
-        max_num_seqs=BATCHES[-1],
-        kv_cache_memory_bytes=512 << 20,
-        enable_prefix_caching=False,
-        speculative_config=speculative,
-    )
+    llm = LLM(**ENGINE, speculative_config=speculative)
     for part, paths in PARTS.items():
         for path in paths:
             stopwatch.wrap(part, path)

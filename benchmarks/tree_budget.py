@@ -21,10 +21,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.step_profile import tree
+from benchmarks.step_profile import ENGINE, tree
 from vllm_specext.demo.loops import is_loop
 from vllm_specext.demo.run import PROMPTS
-from vllm_specext.demo.server import TARGET
 
 BATCHES = (1, 2, 4, 8, 16)
 SIZES = (0, 2, 4, 6, 8, 12, 16, 24, 40, 59)
@@ -36,16 +35,7 @@ class Engine:
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
         from vllm import LLM, SamplingParams
 
-        self.llm = LLM(
-            model=str(TARGET),
-            dtype="float32",
-            enforce_eager=True,
-            max_model_len=512,
-            max_num_seqs=BATCHES[-1],
-            kv_cache_memory_bytes=512 << 20,
-            enable_prefix_caching=False,
-            speculative_config=tree(SIZES[-1], 10),
-        )
+        self.llm = LLM(**ENGINE, speculative_config=tree(SIZES[-1], 10))
         self.params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
         self.prompts = self._prompts_that_do_not_loop()
 

@@ -21,7 +21,7 @@ MANY = 1_000_000
 """Last batch size of a schedule's last range; vLLM has no open range."""
 
 CAPS: dict[str, tuple[tuple[int, int], ...]] = {
-    # Measured by benchmarks/tree_budget.py: where arithmetic is what is short, short chains beat every tree.
+    # Measured up to 16 by benchmarks/tree_budget.py: where arithmetic is what is short, short chains beat every tree.
     "cpu": ((8, 4), (16, 2), (MANY, 0)),
     # Not measured: estimates from what the literature reports for trees of about 60 nodes on one GPU.
     "cuda": ((4, 59), (16, 32), (32, 16), (64, 6), (128, 3), (MANY, 0)),
