@@ -4,14 +4,18 @@ The nodes of a path lie in ascending slots, none before its place on the path, s
 in ascending order.
 """
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from vllm_specext.kernels.kv_compaction import naive
+from vllm_specext.kernels.pointers import HAS_TRITON, Caches
 
 
-def compact(caches: Sequence[Tensor], source: Tensor, destination: Tensor) -> None:
-    """For every cache ``[pages, Hkv, page size, D]``, of any strides, copy slot ``source[r, i]`` to
-    ``destination[r, i]``; both ``[R, L]`` int64, slots counted over all pages. Equal slots are left as they are."""
-    naive.compact(caches, source, destination)
+def compact(caches: Caches, source: Tensor, destination: Tensor) -> None:
+    """In every cache copy slot ``source[r, i]`` to ``destination[r, i]``; both ``[R, L]`` int64, slots counted over all
+    pages. Where the two are equal nothing is read or written, whatever they are."""
+    if source.is_cuda and HAS_TRITON:
+        from vllm_specext.kernels.kv_compaction import kernel  # a CPU has no use for Triton, nor time to import it
+
+        kernel.compact(caches, source, destination)
+    else:
+        naive.compact(caches, source, destination)

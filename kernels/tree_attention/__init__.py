@@ -8,6 +8,7 @@ and drafting, where they are the last level of what has been drafted so far.
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from typing import Any
 
 from torch import Tensor
 
@@ -51,6 +52,9 @@ def tree_attention(
     scale: float,
     soft_cap: float = 0.0,
     sliding_window: int = 0,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Write the attention of the first ``rows.num_rows`` rows of ``query`` to ``out``, both ``[T, Hq, D]``.
 
@@ -58,12 +62,17 @@ def tree_attention(
     ``tanh`` (0: not at all). ``sliding_window``: a node sees that many positions back, itself included (0: all); the
     tree has to be less deep than that. Every row sees itself, by its bits. Slots that no row of a request sees may hold
     anything, NaN included, and so may the block table behind the last page that holds a slot that one sees.
+
+    Keys and values may be float8, and the query with them, which are then multiplied by ``q_scale``, ``k_scale`` and
+    ``v_scale``: float32 on the device, one number or ``[Hkv]``.
     """
-    arguments = {"scale": scale, "soft_cap": soft_cap, "sliding_window": sliding_window}
+    arguments: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap, "sliding_window": sliding_window}
+    arguments |= {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     if query.is_cuda and HAS_TRITON:
         from vllm_specext.kernels.tree_attention import kernel  # a CPU has no use for Triton, nor time to import it
 
-        splits = kernel.num_splits(query, key_cache, rows)
-        kernel.tree_attention(query, key_cache, value_cache, rows, out, **arguments, splits=splits)
+        tile = kernel.tile_for(query, key_cache, rows)
+        runs = kernel.num_runs(query, key_cache, rows, tile)
+        kernel.tree_attention(query, key_cache, value_cache, rows, out, **arguments, tile=tile, runs=runs)
     else:
         naive.tree_attention(query, key_cache, value_cache, rows.plan, out, **arguments)

@@ -2,18 +2,28 @@
 
 The rows of a request times the ``G`` query heads of a head of the cache are the M dimension of the products, so that a
 tile of keys and values is read once for up to ``BLOCK_M`` of them. What a request attends to is cut into tiles, those
-of the prefix first and those of the tree behind them, and the tiles are cut into ``splits`` runs of about equal length
-that are worked on side by side; each leaves its result with the log-sum-exp of its scores, by which a second kernel
-weighs and adds them.
+of the prefix first and those of the tree behind them, and the tiles into runs that are worked on side by side, of
+about equal length, so that a long request among short ones has more of them and does not finish last. A request in
+several runs leaves the result of each with the log-sum-exp of its scores, by which a second kernel weighs and adds
+them.
 
 All shapes come from the host and all lengths from the device, so a launch waits for nothing and may be captured in a
-CUDA graph; ``num_splits`` is part of the launch and depends on shapes alone.
+CUDA graph: ``num_runs`` depends on shapes alone, and every program finds its request and its run by the lengths of the
+step. Runs of so many slots each, which need no such search, would have to be sized for the longest context that a graph
+may ever see, and would leave most of the GPU idle for one request of an ordinary length.
+
+Caches in float8 hold a value divided by its scale, which is folded into the scores and into the result. vLLM's
+backends want the query in float8 as well; tiles are then converted to float16, which holds float8 exactly, so that
+queries, keys and values are those of plain decoding bit for bit. The weights of the softmax stay in 16 bits, where the
+backends round them to float8 relative to the largest score of the tiles so far: repeating that with other tiles than
+theirs would not repeat their errors, but add as many again.
 """
 # Triton's compile-time arguments are upper case, and of the other arguments it wants no annotations.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,9 +35,51 @@ from vllm_specext.kernels.tree_attention import TreeRows
 QUERY_TILE_BYTES = 32 * 1024
 KEY_TILE_BYTES = 16 * 1024  # with two stages of keys and values 96 KiB in all: within what every GPU since Ampere has
 WARPS_PER_PROCESSOR = 8  # as many as the registers of a multiprocessor hold at once
-MIN_SPLIT = 256  # slots; below that the second kernel costs more than the split gains
-MAX_SPLITS = 64
+MIN_RUN = 256  # slots; below that the second kernel costs more than the split gains
+MAX_SPLITS = 64  # of one request
 LOG2_E = math.log2(math.e)
+
+
+class Tile(NamedTuple):
+    block_m: int
+    """Rows times heads of a program."""
+    block_n: int
+    """Slots that it works on at once."""
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _shares(
+    start_ptr, prefix_ptr, requests, num_nodes, runs,
+    WINDOW: tl.constexpr, MIN_RUN: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """``[BLOCK_R]``: how many runs each request is cut into, by the shortest length of a run with which there are no
+    more than ``runs`` in all; where the batch has as many requests, fewer than the two together."""
+    request = tl.arange(0, BLOCK_R)
+    start = tl.load(start_ptr + request, mask=request < requests, other=0)
+    has_rows = tl.load(start_ptr + request + 1, mask=request < requests, other=0) > start  # others pad the batch
+    slots = tl.load(prefix_ptr + request, mask=has_rows, other=0).to(tl.int32)
+    if WINDOW:
+        slots = tl.minimum(slots, WINDOW)
+    slots = tl.where(has_rows, slots + num_nodes, 0)
+    total, longest, spare = tl.sum(slots, 0), tl.max(slots, 0), runs - tl.sum(has_rows.to(tl.int32), 0)
+    # Rounding up adds less than a run for each request, so the shortest length is between these two. No branch here:
+    # with one, Triton does not pipeline the loads of keys and values.
+    low = tl.maximum(tl.cdiv(total, runs), 1)
+    high = tl.where(spare > 0, tl.minimum(tl.cdiv(total, tl.maximum(spare, 1)), longest), low)
+    high = tl.maximum(high, low)
+    lengths = low + tl.cdiv((high - low) * tl.arange(0, 16), 15)
+    counts = tl.sum(tl.cdiv(slots[:, None], lengths[None, :]), 0)
+    length = tl.min(tl.where(counts <= runs, lengths, high), 0)
+    return tl.cdiv(slots, tl.maximum(tl.maximum(length, MIN_RUN), tl.cdiv(longest, MAX_SPLITS)))
+
+
+@triton.jit
+def _of_request(counts, request, BLOCK_R: tl.constexpr):
+    """The first run of a request, and how many there are."""
+    index = tl.arange(0, BLOCK_R)
+    return tl.sum(tl.where(index < request, counts, 0), 0), tl.sum(tl.where(index == request, counts, 0), 0)
 
 
 @triton.jit
@@ -54,6 +106,7 @@ def _attend(
     values = value_ptr + page * stride_value_page + place * stride_value_slot
     key = tl.load(keys[None, :] + dim[:, None] * stride_key_dim, mask=read[None, :] & in_head[:, None], other=0.0)
     value = tl.load(values[:, None] + dim[None, :] * stride_value_dim, mask=read[:, None] & in_head[None, :], other=0.0)
+    key, value = key.to(query.dtype), value.to(query.dtype)  # of float8
     # "ieee" is for float32, which tensor cores would cut to 10 bits of mantissa.
     scores = tl.dot(query, key, input_precision="ieee") * scale
     if SOFT_CAP:
@@ -68,21 +121,33 @@ def _attend(
     return acc, new_top, total * shrink + tl.sum(weights, 1)
 
 
-@triton.jit(do_not_specialize=["num_nodes", "max_slots", "num_rows"])
+@triton.jit(do_not_specialize=["num_nodes", "max_slots", "max_rows", "requests", "runs"])
 def _tree_attention_kernel(
-    query_ptr, key_ptr, value_ptr, table_ptr, start_ptr, prefix_ptr, visible_ptr, out_ptr, lse_ptr,
+    query_ptr, key_ptr, value_ptr, table_ptr, start_ptr, prefix_ptr, visible_ptr, out_ptr,
+    partial_ptr, lse_ptr, counts_ptr, query_scale_ptr, key_scale_ptr, value_scale_ptr,
     stride_query_row, stride_query_head, stride_query_dim,
     stride_key_page, stride_key_head, stride_key_slot, stride_key_dim,
     stride_value_page, stride_value_head, stride_value_slot, stride_value_dim,
     stride_table_request, stride_table, stride_visible_request, stride_visible_row, stride_visible_word,
-    stride_out_split, stride_out_row, stride_out_head, stride_out_dim,
-    num_nodes, max_slots, num_rows, scale, soft_cap,
+    stride_out_row, stride_out_head, stride_out_dim,
+    stride_query_scale, stride_key_scale, stride_value_scale,
+    num_nodes, max_slots, max_rows, requests, runs, scale, soft_cap,
     KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, MIN_RUN: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Grid ``(row tiles, requests * KV_HEADS, splits)``: programs that read the same keys are neighbours."""
-    request, kv_head = tl.program_id(1) // KV_HEADS, tl.program_id(1) % KV_HEADS
+    """Grid ``(row tiles, KV_HEADS, runs)``: programs that read the same keys are neighbours."""
+    kv_head, run = tl.program_id(1), tl.program_id(2)
+    request, first_run, splits = run, run, 1
+    if SPLIT:
+        counts = _shares(start_ptr, prefix_ptr, requests, num_nodes, runs, WINDOW, MIN_RUN, MAX_SPLITS, BLOCK_R)
+        is_first = tl.program_id(0) + kv_head + run == 0
+        index = tl.arange(0, BLOCK_R)
+        tl.store(counts_ptr + index, counts, mask=(index < BLOCK_R) & is_first)  # for the second kernel
+        request = tl.sum((tl.cumsum(counts, 0) <= run).to(tl.int32), 0)
+        if request >= requests:
+            return  # the batch has fewer runs than it might have
+        first_run, splits = _of_request(counts, request, BLOCK_R)
     packed = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = packed // GROUPS, kv_head * GROUPS + packed % GROUPS
     start = tl.load(start_ptr + request)
@@ -110,15 +175,21 @@ def _tree_attention_kernel(
         lowest = tl.min(tl.where(own, oldest, prefix), 0)
     prefix_tiles = tl.cdiv(prefix - begin, BLOCK_N)
     tiles = prefix_tiles + tl.cdiv(num_nodes, BLOCK_T)
-    per_split = tl.cdiv(tiles, tl.num_programs(2))
-    first = tl.program_id(2) * per_split
-    last = tl.minimum(first + per_split, tiles)
+    per_run = tl.cdiv(tiles, splits)
+    first = (run - first_run) * per_run
+    last = tl.minimum(first + per_run, tiles)
+    if query_scale_ptr is not None:
+        scale *= tl.load(query_scale_ptr + kv_head * stride_query_scale)
+    if key_scale_ptr is not None:
+        scale *= tl.load(key_scale_ptr + kv_head * stride_key_scale)
 
     dim = tl.arange(0, BLOCK_D)
     stored = own[:, None] & (dim < HEAD_SIZE)[None, :]
     query_row = (start + row).to(tl.int64)
     query_ptr += query_row * stride_query_row + head * stride_query_head
     query = tl.load(query_ptr[:, None] + dim[None, :] * stride_query_dim, mask=stored, other=0.0)
+    if query.dtype.is_fp8():
+        query = query.to(tl.float16)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -146,48 +217,71 @@ def _tree_attention_kernel(
             HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,
         )  # fmt: skip
 
-    split = tl.program_id(2).to(tl.int64)
+    attended = acc / total[:, None]
+    if value_scale_ptr is not None:
+        attended *= tl.load(value_scale_ptr + kv_head * stride_value_scale)
     if SPLIT:
+        at = (run.to(tl.int64) * max_rows + row) * (KV_HEADS * GROUPS) + head
+        in_parts = splits > 1
         lse = top + tl.log2(total)  # -inf where the run shows the row nothing
-        tl.store(lse_ptr + (split * num_rows + query_row) * (KV_HEADS * GROUPS) + head, lse, mask=own)
-        stored = stored & (total > 0)[:, None]
-    out_ptr += split * stride_out_split + query_row * stride_out_row + head * stride_out_head
-    tl.store(out_ptr[:, None] + dim[None, :] * stride_out_dim, acc / total[:, None], mask=stored)
+        tl.store(lse_ptr + at, lse, mask=own & in_parts)
+        written = stored & in_parts & (total > 0)[:, None]
+        tl.store(partial_ptr + at[:, None] * HEAD_SIZE + dim[None, :], attended, mask=written)
+        stored = stored & (splits == 1)
+    out_ptr += query_row * stride_out_row + head * stride_out_head
+    tl.store(out_ptr[:, None] + dim[None, :] * stride_out_dim, attended, mask=stored)
 
 
-@triton.jit(do_not_specialize=["num_rows", "splits"])
+@triton.jit(do_not_specialize=["requests"])
 def _merge_kernel(
-    partial_ptr, lse_ptr, out_ptr, stride_out_row, stride_out_head, stride_out_dim, num_rows, splits,
-    HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    partial_ptr, lse_ptr, counts_ptr, out_ptr, start_ptr, stride_out_row, stride_out_head, stride_out_dim, requests,
+    GROUPS: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """``out = sum_s partial_s 2^(lse_s - lse)``. Grid ``(rows, heads)``."""
-    row, head, heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    """``out = sum_s partial_s 2^(lse_s - lse)``. Grid ``(KV_HEADS, rows of a request, requests in several runs)``."""
+    counts = tl.load(counts_ptr + tl.arange(0, BLOCK_R))
+    in_parts = tl.cumsum((counts > 1).to(tl.int32), 0)
+    request = tl.sum((in_parts <= tl.program_id(2)).to(tl.int32), 0)
+    if request >= requests:
+        return
+    row, heads = tl.program_id(1), tl.num_programs(0) * GROUPS
+    start = tl.load(start_ptr + request)
+    if row >= tl.load(start_ptr + request + 1) - start:
+        return
+    first_run, splits = _of_request(counts, request, BLOCK_R)
     split, dim = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
-    at = (split * num_rows.to(tl.int64) + row) * heads + head
-    lse = tl.load(lse_ptr + at, mask=split < splits, other=float("-inf"))
-    weights = tl.exp2(lse - tl.max(lse, 0))
-    # Runs that showed the row nothing have not been written.
-    mask = (lse > float("-inf"))[:, None] & (dim < HEAD_SIZE)[None, :]
-    partial = tl.load(partial_ptr + at[:, None] * HEAD_SIZE + dim[None, :], mask=mask, other=0.0)
-    merged = tl.sum(partial * weights[:, None], 0) / tl.sum(weights, 0)
-    out_ptr += row * stride_out_row + head * stride_out_head
-    tl.store(out_ptr + dim * stride_out_dim, merged, mask=dim < HEAD_SIZE)
+    at = ((first_run + split).to(tl.int64) * tl.num_programs(1) + row) * heads
+    out_ptr += (start + row).to(tl.int64) * stride_out_row
+    for group in tl.static_range(GROUPS):
+        head = tl.program_id(0) * GROUPS + group
+        lse = tl.load(lse_ptr + at + head, mask=split < splits, other=float("-inf"))
+        weights = tl.exp2(lse - tl.max(lse, 0))
+        # Runs that showed the row nothing have not been written.
+        mask = (lse > float("-inf"))[:, None] & (dim < HEAD_SIZE)[None, :]
+        partial = tl.load(partial_ptr + (at + head)[:, None] * HEAD_SIZE + dim[None, :], mask=mask, other=0.0)
+        merged = tl.sum(partial * weights[:, None], 0) / tl.sum(weights, 0)
+        tl.store(out_ptr + head * stride_out_head + dim * stride_out_dim, merged, mask=dim < HEAD_SIZE)
 
 
-def row_tile(query: Tensor, key_cache: Tensor, rows: TreeRows) -> tuple[int, int, int]:
-    """``BLOCK_M``, how many such tiles the widest request has, and the warps for one."""
+def tile_for(query: Tensor, key_cache: Tensor, rows: TreeRows) -> Tile:
     packed = rows.max_query_len * (query.shape[1] // key_cache.shape[1])
-    row_bytes = triton.next_power_of_2(query.shape[2]) * query.element_size()
-    block = max(16, min(128, triton.next_power_of_2(packed), QUERY_TILE_BYTES // row_bytes))
-    return block, triton.cdiv(packed, block), 8 if block == 128 else 4
+    row_bytes = triton.next_power_of_2(query.shape[2]) * max(query.element_size(), 2)  # float8 is converted to float16
+    block_m = max(16, min(128, triton.next_power_of_2(packed), QUERY_TILE_BYTES // row_bytes))
+    block_n = max(16, min(64, KEY_TILE_BYTES // row_bytes))
+    return Tile(block_m, block_n, warps=8 if block_m == 128 else 4, stages=2)
 
 
-def num_splits(query: Tensor, key_cache: Tensor, rows: TreeRows) -> int:
+def row_tiles(query: Tensor, key_cache: Tensor, rows: TreeRows, tile: Tile) -> int:
+    """Of the widest request."""
+    return triton.cdiv(rows.max_query_len * (query.shape[1] // key_cache.shape[1]), tile.block_m)
+
+
+def num_runs(query: Tensor, key_cache: Tensor, rows: TreeRows, tile: Tile) -> int:
     """As many as fill the GPU at once, by shapes alone: the same in every replay of a graph."""
     processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-    _, row_tiles, warps = row_tile(query, key_cache, rows)
-    programs = rows.block_table.shape[0] * key_cache.shape[1] * row_tiles
-    return max(1, min(processors * WARPS_PER_PROCESSOR // warps // programs, rows.max_seq_len // MIN_SPLIT, MAX_SPLITS))
+    programs = key_cache.shape[1] * row_tiles(query, key_cache, rows, tile)
+    splits = min(rows.max_seq_len // MIN_RUN, MAX_SPLITS)
+    fill = processors * WARPS_PER_PROCESSOR // tile.warps // programs
+    return max(1, min(fill, rows.block_table.shape[0] * splits)) if splits > 1 else 1
 
 
 def tree_attention(
@@ -200,31 +294,43 @@ def tree_attention(
     scale: float,
     soft_cap: float,
     sliding_window: int,
-    splits: int,
+    tile: Tile,
+    runs: int,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     heads, head_size = query.shape[1:]
     kv_heads, page_size = key_cache.shape[1:3]
-    block_d = triton.next_power_of_2(head_size)
-    block_m, row_tiles, warps = row_tile(query, key_cache, rows)
-    block_n = max(16, min(64, KEY_TILE_BYTES // (block_d * query.element_size())))
-    partial, lse, split_stride = out, None, 0
-    if splits > 1:
-        partial = query.new_empty(splits, rows.num_rows, heads, head_size, dtype=torch.float32)
-        lse = query.new_empty(splits, rows.num_rows, heads, dtype=torch.float32)
-        split_stride = partial.stride(0)
-    _tree_attention_kernel[row_tiles, rows.block_table.shape[0] * kv_heads, splits](
+    requests = most_runs = rows.block_table.shape[0]
+    partial = lse = counts = None
+    block_r = 0
+    if runs > 1:
+        most_runs += runs - 1
+        block_r = max(64, triton.next_power_of_2(requests))  # few sizes, because each is compiled
+        counts = rows.query_start_loc.new_empty(block_r, dtype=torch.int32)
+        partial = query.new_empty(most_runs, rows.max_query_len, heads, head_size, dtype=torch.float32)
+        lse = query.new_empty(most_runs, rows.max_query_len, heads, dtype=torch.float32)
+    scales = [x if x is None else x.expand(kv_heads) for x in (q_scale, k_scale, v_scale)]
+    groups, block_d = heads // kv_heads, triton.next_power_of_2(head_size)
+    _tree_attention_kernel[row_tiles(query, key_cache, rows, tile), kv_heads, most_runs](
         query, key_cache, value_cache, rows.block_table, rows.query_start_loc, rows.prefix_lens, rows.visible,
-        partial, lse, *query.stride(), *key_cache.stride(), *value_cache.stride(), *rows.block_table.stride(),
-        *rows.visible.stride(), split_stride, *partial.stride()[-3:],
-        rows.num_nodes, min(rows.max_seq_len, rows.block_table.shape[1] * page_size), rows.num_rows,
+        out, partial, lse, counts, *scales, *query.stride(), *key_cache.stride(), *value_cache.stride(),
+        *rows.block_table.stride(), *rows.visible.stride(), *out.stride(),
+        *(0 if x is None else x.stride(0) for x in scales),
+        rows.num_nodes, min(rows.max_seq_len, rows.block_table.shape[1] * page_size), rows.max_query_len,
+        requests, runs,
         # The softmax is one of powers of 2; a capped score is cap * tanh(score / cap).
         scale / soft_cap if soft_cap else scale * LOG2_E, soft_cap * LOG2_E,
-        KV_HEADS=kv_heads, GROUPS=heads // kv_heads, HEAD_SIZE=head_size, PAGE_SIZE=page_size, WINDOW=sliding_window,
-        SOFT_CAP=soft_cap > 0, SPLIT=splits > 1, BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_T=min(block_n, 32), BLOCK_D=block_d, num_warps=warps, num_stages=2,
+        KV_HEADS=kv_heads, GROUPS=groups, HEAD_SIZE=head_size, PAGE_SIZE=page_size,
+        WINDOW=sliding_window, SOFT_CAP=soft_cap > 0, SPLIT=runs > 1, MIN_RUN=MIN_RUN, MAX_SPLITS=MAX_SPLITS,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_T=min(tile.block_n, 32), BLOCK_D=block_d, BLOCK_R=block_r,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    if splits > 1:
-        _merge_kernel[rows.num_rows, heads](
-            partial, lse, out, *out.stride(), rows.num_rows, splits,
-            HEAD_SIZE=head_size, BLOCK_D=block_d, BLOCK_S=triton.next_power_of_2(splits), num_warps=4,
+    if runs > 1:
+        # A request in several runs is longer than one, of which the batch has no more than `runs` in slots.
+        _merge_kernel[kv_heads, rows.max_query_len, min(requests, runs - 1)](
+            partial, lse, counts, out, rows.query_start_loc, *out.stride(), requests,
+            GROUPS=groups, HEAD_SIZE=head_size, BLOCK_D=block_d, BLOCK_R=block_r,
+            BLOCK_S=triton.next_power_of_2(min(runs, MAX_SPLITS)), num_warps=4,
         )  # fmt: skip

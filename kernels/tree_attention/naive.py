@@ -100,19 +100,34 @@ def tree_attention(
     scale: float,
     soft_cap: float,
     sliding_window: int,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     kv_heads, page_size = key_cache.shape[1:3]
     groups, width = query.shape[1] // kv_heads, plan.padded.shape[1]
     slots = plan.slots(page_size, groups, sliding_window)
     head = torch.arange(kv_heads, device=query.device)[:, None]
-    keys, values = key_cache[slots.page, head, slots.place], value_cache[slots.page, head, slots.place]
+    keys, values = (_gathered(cache, slots.page, head, slots.place) for cache in (key_cache, value_cache))
     # The heads that share keys become rows of one head, so that keys and values are not copied for each.
     queries = query[plan.padded].unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    if soft_cap:
+    if soft_cap or keys.dtype.itemsize == 1:
         scores = (queries.float() @ keys.float().transpose(2, 3)) * scale
-        scores = (soft_cap * torch.tanh(scores / soft_cap)).masked_fill(~slots.visible, -torch.inf)
-        attended = scores.softmax(dim=-1) @ values.float()
+        for factor in (q_scale, k_scale):
+            if factor is not None:
+                scores *= factor.view(-1, 1, 1)
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        attended = scores.masked_fill(~slots.visible, -torch.inf).softmax(dim=-1) @ values.float()
+        if v_scale is not None:
+            attended *= v_scale.view(-1, 1, 1)
     else:
         attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=slots.visible, scale=scale)
     rows = attended.unflatten(2, (groups, width)).permute(0, 3, 1, 2, 4)[plan.request, plan.offset]
     out[: len(plan.request)] = rows.flatten(1, 2).to(out.dtype)
+
+
+def _gathered(cache: Tensor, page: Tensor, head: Tensor, place: Tensor) -> Tensor:
+    if cache.dtype.itemsize > 1:
+        return cache[page, head, place]
+    return cache.view(torch.uint8)[page, head, place].view(cache.dtype)  # float8 cannot be indexed everywhere

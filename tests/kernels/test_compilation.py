@@ -1,5 +1,6 @@
 """The Triton kernels compile to machine code for the GPUs that users have, checked without one."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +52,9 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return request.param, launched
 
 
-def attend(head_size: int, dtype: torch.dtype, query: int, splits: int, **options: Any) -> None:
+def attend(
+    head_size: int, dtype: torch.dtype, query: int, runs: int, cache: torch.dtype | None = None, **options: Any
+) -> None:
     from vllm_specext.kernels.tree_attention import kernel
 
     requests, heads, kv_heads = 2, 8, 2
@@ -65,26 +68,134 @@ def attend(head_size: int, dtype: torch.dtype, query: int, splits: int, **option
         num_nodes=query,
         max_seq_len=64,
     )
-    queries = torch.zeros(requests * query, heads, head_size, dtype=dtype)
-    keys, values = torch.zeros(8, kv_heads, 16, 2 * head_size, dtype=dtype).chunk(2, dim=-1)
-    options = {"scale": 0.1, "soft_cap": 0.0, "sliding_window": 0} | options
-    kernel.tree_attention(queries, keys, values, rows, torch.zeros_like(queries), splits=splits, **options)
+    queries = torch.zeros(requests * query, heads, head_size).to(dtype)
+    keys, values = torch.zeros(8, kv_heads, 16, 2 * head_size).to(cache or dtype).chunk(2, dim=-1)
+    factor = torch.ones(kv_heads) if cache else None
+    scales = {"q_scale": factor if queries.itemsize == 1 else None, "k_scale": factor, "v_scale": factor}
+    out = torch.zeros_like(queries, dtype=torch.bfloat16 if queries.itemsize == 1 else dtype)
+    options = {"scale": 0.1, "soft_cap": 0.0, "sliding_window": 0} | scales | options
+    tile = kernel.tile_for(queries, keys, rows)
+    kernel.tree_attention(queries, keys, values, rows, out, tile=tile, runs=runs, **options)
 
 
-@pytest.mark.parametrize(
-    "launch",
-    [
-        pytest.param(lambda: attend(128, torch.bfloat16, 60, splits=4), id="128-bf16-split"),
-        pytest.param(lambda: attend(64, torch.float32, 25, splits=1), id="64-fp32"),
-        pytest.param(lambda: attend(80, torch.float16, 10, 2, soft_cap=30.0, sliding_window=128), id="80-fp16-capped"),
-        pytest.param(lambda: attend(256, torch.bfloat16, 128, splits=3), id="256-bf16-128-nodes"),
-        pytest.param(lambda: attend(96, torch.bfloat16, 60, 1, sliding_window=4096), id="96-bf16-windowed"),
-    ],
-)
-def test_tree_attention_compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[], None]) -> None:
+def compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[], None]) -> None:
     capability, launched = compiled
     launch()
     assert [name for name, _ in launched] in (["_tree_attention_kernel"], ["_tree_attention_kernel", "_merge_kernel"])
     for _, kernel in launched:
         assert kernel.asm["cubin"]
         assert kernel.metadata.shared <= SHARED_MEMORY[capability] * 1024
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param(lambda: attend(128, torch.bfloat16, 60, runs=4), id="128-bf16-split"),
+        pytest.param(lambda: attend(64, torch.float32, 25, runs=1), id="64-fp32"),
+        pytest.param(lambda: attend(80, torch.float16, 10, 2, soft_cap=30.0, sliding_window=128), id="80-fp16-capped"),
+        pytest.param(lambda: attend(256, torch.bfloat16, 128, runs=3), id="256-bf16-128-nodes"),
+        pytest.param(lambda: attend(96, torch.bfloat16, 60, 1, sliding_window=4096), id="96-bf16-windowed"),
+    ],
+)
+def test_tree_attention_compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[], None]) -> None:
+    compiles_and_fits(compiled, launch)
+
+
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param(lambda: attend(128, FP8, 60, 4, FP8), id="128-split"),
+        pytest.param(lambda: attend(256, FP8, 128, 1, FP8, soft_cap=30.0), id="256-128-nodes-capped"),
+        pytest.param(lambda: attend(80, FP8, 10, 2, FP8, sliding_window=128), id="80-windowed"),
+        pytest.param(lambda: attend(64, torch.bfloat16, 25, 4, FP8), id="64-query-in-bf16"),
+        pytest.param(lambda: attend(64, torch.float16, 25, 4, torch.float8_e5m2), id="64-e5m2"),
+    ],
+)
+def test_float8_caches_compile_where_backends_have_them(
+    compiled: tuple[int, Launched], launch: Callable[[], None]
+) -> None:
+    if compiled[0] < 89:
+        pytest.skip("vLLM refuses float8 caches on this GPU, and Triton would not compile float8 E4M3 for it")
+    compiles_and_fits(compiled, launch)
+
+
+def test_loads_of_keys_and_values_are_pipelined(compiled: tuple[int, Launched]) -> None:
+    """Which branches before the loop, its bounds, and conversions in it can prevent."""
+    attend(128, torch.bfloat16, 60, runs=4)
+    if compiled[0] >= 89:
+        attend(128, FP8, 60, 4, FP8)
+    for name, kernel in compiled[1]:
+        # The words of the bits are in any case, by which the second of the two loops waits twice.
+        waits = kernel.asm["ptx"].count("cp.async.wait_group")
+        assert waits == (4 if name == "_tree_attention_kernel" else 0)
+
+
+def move_and_gather(dtype: torch.dtype, head_size: int, requests: int, levels: int) -> None:
+    from vllm_specext.kernels.kv_compaction import kernel as compaction
+    from vllm_specext.kernels.kv_gather import kernel as gather
+    from vllm_specext.kernels.pointers import Caches
+
+    layers = torch.zeros(3, 4, 8, 16, 2 * head_size).to(dtype)
+    caches = Caches(half for layer in layers for half in layer.chunk(2, dim=-1))
+    slots = torch.zeros(requests, levels + 1, dtype=torch.int64)
+    compaction.compact(caches, slots, slots)
+    gather.gather(caches, slots.flatten())
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param(lambda: move_and_gather(torch.bfloat16, 128, requests=1, levels=6), id="128-bf16"),
+        pytest.param(lambda: move_and_gather(torch.float8_e4m3fn, 80, requests=3, levels=40), id="80-fp8-long"),
+        pytest.param(lambda: move_and_gather(torch.uint8, 5, requests=1, levels=1), id="5-bytes"),
+        pytest.param(lambda: move_and_gather(torch.float32, 256, requests=64, levels=8), id="256-fp32"),
+    ],
+)
+def test_compaction_and_gather_compile(compiled: tuple[int, Launched], launch: Callable[[], None]) -> None:
+    launch()
+    assert [name for name, _ in compiled[1]] == ["_compact_kernel", "_gather_kernel"]
+    assert all(kernel.asm["cubin"] for _, kernel in compiled[1])
+
+
+def memory_operations(ptx: str) -> list[str]:
+    """Reads and writes of global memory and barriers, in order."""
+    return re.findall(r"ld\.global|st\.global|bar\.sync", ptx)
+
+
+@pytest.mark.parametrize("levels", [1, 6, 40])
+def test_compaction_reads_before_it_writes(compiled: tuple[int, Launched], levels: int) -> None:
+    """All threads of a program, or one would write what another has yet to read."""
+    move_and_gather(torch.bfloat16, 128, requests=1, levels=levels)
+    operations = memory_operations(compiled[1][0][1].asm["ptx"])
+    written = [place for place, operation in enumerate(operations) if operation == "st.global"]
+    assert operations[written[0] - 1] == operations[written[-1] + 1] == "bar.sync"
+
+
+@pytest.mark.parametrize(("nodes", "levels"), [(1, 1), (59, 6), (255, 30)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_walks_compile(compiled: tuple[int, Launched], nodes: int, levels: int, dtype: torch.dtype) -> None:
+    from vllm_specext.kernels.tree_walk import kernel
+
+    drawn, drafted = torch.zeros(2, 2 * (nodes + 1), dtype=dtype)
+    bounds = torch.tensor([0, nodes + 1, 2 * nodes + 2], dtype=torch.int32)
+    kernel.accept_tree(drawn, drafted, bounds, torch.zeros(2, nodes + 1, dtype=torch.int64), levels)
+    kernel.accept_chain(drawn, drafted, bounds, nodes + 1)
+    assert [name for name, _ in compiled[1]] == ["_accept_tree_kernel", "_accept_chain_kernel"]
+    assert all(kernel.asm["cubin"] for _, kernel in compiled[1])
+
+
+@pytest.mark.parametrize(("k", "levels", "nodes"), [(10, 6, 59), (1, 3, 3), (8, 7, 62), (10, 11, 255)])
+def test_expansion_compiles(compiled: tuple[int, Launched], k: int, levels: int, nodes: int) -> None:
+    from vllm_specext.kernels.tree_expansion.kernel import FusedExpansion
+
+    growing = FusedExpansion(torch.zeros(2, k, dtype=torch.int64), torch.zeros(2, k), levels)
+    growing.grow(torch.zeros(2, k, k, dtype=torch.int64), torch.zeros(2, k, k))
+    growing.tree(min(nodes, growing.size))
+    assert [name for name, _ in compiled[1]] == ["_grow_kernel", "_grow_kernel", "_tree_kernel"]
+    assert all(kernel.asm["cubin"] for _, kernel in compiled[1])
+    operations = memory_operations(compiled[1][2][1].asm["ptx"])
+    ranked = operations[operations.index("st.global") :]
+    assert ranked[: ranked.index("ld.global")][-1] == "bar.sync"  # ranks are written by some threads, read by others

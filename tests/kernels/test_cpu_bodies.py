@@ -23,7 +23,10 @@ CASES_RUN = pytest.StashKey[int]()
 
 @pytest.fixture(scope="session")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, dict[str, str]]:
-    """Return, per file, what became of each case: "" when it passed, else the report."""
+    """Return, per file, what became of each case: "" when it passed, else the report.
+
+    What only a GPU can show is no case here.
+    """
     if importlib.util.find_spec("triton") is None:
         pytest.skip("the kernels to compare with need the triton package")
     report = tmp_path_factory.mktemp("cpu_bodies") / "report.xml"
@@ -42,9 +45,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for case in ElementTree.parse(report).iter("testcase"):
         problem = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        if problem is not None and problem.get("message") == "needs a CUDA device":
+            continue
         file = case.attrib["classname"].rsplit(".", 1)[-1]
         found[file][case.attrib["name"]] = "" if problem is None else f"{problem.tag}: {problem.text}"
-    assert any(text for cases in found.values() for text in cases.values()) == (finished.returncode == 1)
+    # A skip fails its file below; pytest's own status knows failures and errors only.
+    failures = [text for cases in found.values() for text in cases.values() if text and not text.startswith("skipped")]
+    assert bool(failures) == (finished.returncode == 1)
     request.config.stash[CASES_RUN] = sum(map(len, found.values()))
     return found
 

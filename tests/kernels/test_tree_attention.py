@@ -4,7 +4,7 @@ Every test here runs in torch, with the Triton kernel on a GPU, and with the ker
 (``cases/case_tree_attention.py``).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +16,7 @@ from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
 from vllm_specext.tree.topology import pack
 
 SCALE = 0.2
+FP8 = torch.float8_e4m3fn
 
 
 @dataclass
@@ -29,12 +30,14 @@ class Case:
     prefix_lens: list[int]
     seen: list[list[list[int]]]
     """Of each request and row: the nodes it sees."""
+    scales: dict[str, Tensor] = field(default_factory=dict)
+    """By argument, what float8 numbers are multiplied by."""
     implementation: ClassVar[Any] = staticmethod(tree_attention)
     device: ClassVar[str] = "cpu"
 
     def attend(self, **changes: Any) -> Tensor:
-        out = torch.full_like(self.query, 7.0)
-        arguments: dict[str, Any] = {"scale": SCALE} | changes
+        out = torch.full_like(self.query, 7.0, dtype=torch.float32 if self.query.dtype == FP8 else None)
+        arguments: dict[str, Any] = {"scale": SCALE} | self.scales | changes
         self.implementation(self.query, self.keys, self.values, self.rows, out, **arguments)
         return out.cpu()
 
@@ -44,6 +47,13 @@ class Case:
         heads, kv_heads, page_size = self.query.shape[1], *self.keys.shape[1:3]
         starts, table = self.rows.query_start_loc.tolist(), self.rows.block_table.tolist()
         queries, keys, values = (x.cpu().double() for x in (self.query, self.keys, self.values))
+        factors = {name: factor.cpu().double().expand(kv_heads) for name, factor in self.scales.items()}
+        keys, values = (
+            x * factors.get(name, torch.ones(1, dtype=torch.float64))[:, None, None]
+            for name, x in (("k_scale", keys), ("v_scale", values))
+        )
+        if "q_scale" in factors:
+            queries = queries * factors["q_scale"].repeat_interleave(heads // kv_heads)[:, None]
         for request, count in enumerate(self.row_lens):
             for row in range(count):
                 seen, prefix = self.seen[request][row], self.prefix_lens[request]
@@ -173,6 +183,51 @@ def test_soft_cap_and_sliding_window(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_rounds_but_does_not_drift(dtype: torch.dtype, changes: dict[str, Any]) -> None:
     close(make(**MIXED, dtype=dtype), tolerance=2e-2 if dtype == torch.bfloat16 else 3e-3, **changes)
+
+
+PER_TENSOR = {"k_scale": torch.tensor(0.6), "v_scale": torch.tensor([0.3])}
+PER_HEAD = {"k_scale": torch.tensor([0.6, 1.7]), "v_scale": torch.tensor([0.3, 0.5])}
+
+
+def in_float8(scales: dict[str, Tensor], query: torch.dtype = FP8, **options: Any) -> Case:
+    case = make(**MIXED, dtype=FP8, **options)
+    case.query = case.query.to(query)
+    if query == FP8:
+        scales = scales | {"q_scale": scales["k_scale"] + 0.2}
+    case.scales = {name: factor.to(Case.device) for name, factor in scales.items()}
+    return case
+
+
+@pytest.mark.parametrize(
+    ("scales", "query", "changes"),
+    [
+        (PER_TENSOR, FP8, {}),
+        (PER_HEAD, FP8, {"soft_cap": 1.5, "sliding_window": 9}),
+        (PER_HEAD, torch.float16, {}),
+        (PER_TENSOR, torch.float32, {"soft_cap": 1.5}),
+    ],
+)
+def test_float8_caches_are_multiplied_by_their_scales(
+    scales: dict[str, Tensor], query: torch.dtype, changes: dict[str, Any]
+) -> None:
+    """With queries that are float8, too, and those that are not. The kernel's weights are then float16."""
+    case = in_float8(scales, query, layout=halves)
+    close(case, tolerance=1e-5 if query == torch.float32 else 2e-3, **changes)
+
+
+def test_float8_caches_of_other_layouts_and_head_sizes() -> None:
+    close(in_float8(PER_TENSOR, head_size=80, layout=token_major), tolerance=2e-3)
+
+
+def test_a_wrong_scale_shows() -> None:
+    case = in_float8(PER_HEAD)
+    right, expected = dict(case.scales), case.expected()
+    swapped = {"k_scale": right["v_scale"], "v_scale": right["k_scale"]}
+    other_heads = ({name: right[name].flip(0)} for name in right)
+    for wrong in (swapped, *other_heads):
+        case.scales = right | wrong
+        differs = (case.attend().double() - expected)[:30].abs().amax(dim=2) > 1e-2
+        assert differs.float().mean() > 0.8, wrong  # rows that see only themselves have one weight, 1
 
 
 def test_pages_before_a_sliding_window_may_be_gone() -> None:

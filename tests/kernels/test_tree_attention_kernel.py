@@ -15,6 +15,7 @@ from test_tree_attention import SCALE, Case, make
 pytest.importorskip("triton")
 
 from vllm_specext.kernels.tree_attention import TreeRows, kernel
+from vllm_specext.kernels.tree_attention.kernel import Tile
 
 
 def rows_of(requests: int, query_len: int, max_seq_len: int) -> TreeRows:
@@ -24,17 +25,19 @@ def rows_of(requests: int, query_len: int, max_seq_len: int) -> TreeRows:
 
 
 @pytest.mark.parametrize(
-    ("requests", "max_seq_len", "splits"),
-    [(1, 32768, 8), (4, 32768, 2), (1, 1024, 4), (1, 100, 1), (64, 131072, 1)],
+    ("requests", "max_seq_len", "runs"), [(1, 32768, 8), (4, 32768, 8), (1, 1024, 4), (1, 500, 1), (64, 131072, 8)]
 )
-def test_splits_fill_the_gpu_but_stay_long(
-    requests: int, max_seq_len: int, splits: int, monkeypatch: pytest.MonkeyPatch
+def test_runs_fill_the_gpu_but_stay_long(
+    requests: int, max_seq_len: int, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Llama-3-8B's 8 heads of keys and trees of 60 nodes, two row tiles each, on 132 multiprocessors."""
     processors = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
     query, keys = torch.empty(1, 32, 128, dtype=torch.bfloat16), torch.empty(1, 8, 16, 128)
-    assert kernel.num_splits(query, keys, rows_of(requests, 61, max_seq_len)) == splits
+    rows = rows_of(requests, 61, max_seq_len)
+    tile = kernel.tile_for(query, keys, rows)
+    assert tile == Tile(block_m=128, block_n=64, warps=8, stages=2)
+    assert kernel.num_runs(query, keys, rows, tile) == runs
 
 
 @pytest.fixture
@@ -44,19 +47,22 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Case, "device", "cuda")
 
 
-def launch(case: Case, splits: int, out: torch.Tensor) -> None:
+def launch(case: Case, runs: int, out: torch.Tensor, tile: Tile | None = None) -> None:
     options: dict[str, Any] = {"scale": SCALE, "soft_cap": 0.0, "sliding_window": 0}
-    kernel.tree_attention(case.query, case.keys, case.values, case.rows, out, **options, splits=splits)
+    tile = tile or kernel.tile_for(case.query, case.keys, case.rows)
+    tensors = case.query, case.keys, case.values, case.rows, out
+    kernel.tree_attention(*tensors, **options, **case.scales, tile=tile, runs=runs)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("on_gpu")
-@pytest.mark.parametrize("splits", [1, 2, 5, 64])
-def test_long_contexts_in_splits_on_a_gpu(splits: int) -> None:
+@pytest.mark.parametrize("tile", [None, Tile(64, 32, 4, 3), Tile(16, 128, 4, 2)])
+@pytest.mark.parametrize("runs", [1, 2, 5, 64])
+def test_long_contexts_in_runs_on_a_gpu(runs: int, tile: Tile | None) -> None:
     shape: dict[str, Any] = {"heads": 8, "head_size": 128, "dtype": torch.bfloat16, "layout": halves}
     case = make([61, 9, 33], [4000, 517, 0], **shape)
     out = torch.full_like(case.query, 7.0)
-    launch(case, splits, out)
+    launch(case, runs, out, tile)
     torch.testing.assert_close(out.cpu().double(), case.expected(), rtol=0, atol=2e-2)
 
 

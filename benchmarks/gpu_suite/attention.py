@@ -1,0 +1,125 @@
+"""The parts ``tree_attention`` and ``attention_tiles``.
+
+The first is tree attention beside its peers on Llama-3-8B's heads: the share of the copy bandwidth, and the ratio to
+FlashAttention's causal kernel on as many rows, the fastest of those installed. The second tries other tiles of our
+kernel than it chooses itself.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_suite import attention_peers, ceilings
+from benchmarks.gpu_suite.attention_problem import Problem, Shape
+from benchmarks.gpu_suite.ceilings import Work
+from benchmarks.gpu_suite.timing import DEVICE, Timing, measure
+
+SHAPES = (
+    *(Shape(requests, context, 60) for context, requests in product((8192, 32768), (1, 8, 32))),
+    *(Shape(requests, 1024, 60) for requests in (1, 8, 32, 64)),
+    *(Shape(requests, context, 16) for context, requests in product((1024, 8192, 32768), (1, 8, 32))),
+    Shape(64, 1024, 16),
+)
+TOLERANCE = 0.02
+"""Of the norm of a result, against the first peer that knows trees; two roundings to bfloat16 are 0.003 to 0.005."""
+TUNED = (Shape(1, 8192, 60), Shape(8, 8192, 60), Shape(32, 32768, 60), Shape(8, 8192, 16))
+SPLITS = (1, 2, 4, 8, 16, 32)
+
+
+def work(shape: Shape) -> Work:
+    heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_size": shape.head_size}
+    return ceilings.attention(shape.requests, shape.context, shape.rows, **heads)
+
+
+def rows(shapes: Iterable[Shape] = SHAPES) -> Iterator[dict[str, Any]]:
+    for shape in shapes:
+        problem = Problem(shape)
+        measured = [
+            _measured(name, make, problem, trees)
+            for trees, family in ((False, attention_peers.CAUSAL), (True, attention_peers.TREES))
+            for name, make in family.items()
+        ]
+        causal = min((row["us"] for row in measured if not row["tree"] and "us" in row), default=None)
+        results = {row["implementation"]: row.pop("result", None) for row in measured}
+        # The static tree of xformers is another tree than that of all requests but the first.
+        comparable = [name for name in attention_peers.TREES if "static" not in name and results[name] is not None]
+        reference = next((results[name] for name in comparable if name != "ours"), None)
+        for row in measured:
+            name = row["implementation"]
+            if name in comparable and reference is not None:
+                row["difference"] = difference(results[name], reference)
+                row["wrong"] = not row["difference"] <= TOLERANCE
+            if row["tree"] and causal is not None and "us" in row:
+                row["ratio_to_causal"] = round(row["us"] / causal, 3)
+            yield row
+        del problem, measured, results, reference
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
+
+
+def difference(result: Tensor, reference: Tensor) -> float:
+    """Of two results, in parts of the reference's norm; NaN where either holds one."""
+    reference = reference.float()
+    return round(float((result.float() - reference).norm() / reference.norm()), 5)
+
+
+def _measured(name: str, make: Callable[[Problem], Callable[[], Any]], problem: Problem, trees: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"implementation": name, "tree": trees, **_sizes(problem.shape)}
+    try:
+        problem.out.fill_(torch.nan)
+        call = make(problem)
+        result = call()
+        timing = measure(call)
+    except ImportError as error:
+        return row | {"skipped": f"not installed: {error}"}
+    except Exception as error:  # a peer that cannot do this shape, or has no room, is a row that says so
+        return row | {"skipped": f"{type(error).__name__}: {str(error)[:200]}"}
+    if trees:
+        row["result"] = result.detach().clone()
+    return row | timing.row() | ceilings.ceilings().shares(work(problem.shape), timing.us)
+
+
+def _sizes(shape: Shape) -> dict[str, int]:
+    return {"requests": shape.requests, "context": shape.context, "nodes": shape.nodes}
+
+
+TILES = tuple(
+    # Rows, slots, as many warps as hold the accumulators in registers, stages.
+    (block_m, block_n, block_m // 16, stages)
+    for block_m, block_n, stages in product((128, 64), (64, 32, 128), (3, 2, 4))
+    if block_n * stages <= 256
+)
+
+
+def tile_rows(
+    shapes: Iterable[Shape] = TUNED, tiles: Iterable[tuple[int, ...]] = TILES, splits: Iterable[int] = SPLITS
+) -> Iterator[dict[str, Any]]:
+    """Tiles outside, so that each is compiled once, and what was tried before a time limit holds for all shapes."""
+    from vllm_specext.kernels.tree_attention import kernel
+
+    problems = [Problem(shape) for shape in shapes]
+    options: dict[str, Any] = {"soft_cap": 0.0, "sliding_window": 0}
+
+    def timed(problem: Problem, tile: kernel.Tile, runs: int, how: str) -> dict[str, Any]:
+        tensors = problem.query, problem.keys, problem.values, problem.rows, problem.out
+        options.update(scale=problem.scale, tile=tile, runs=runs)
+        # The requests are of one length and share the runs equally.
+        splits = max(1, runs // problem.shape.requests)
+        row = {**_sizes(problem.shape), "tile": how, **tile._asdict(), "splits": splits}
+        try:
+            timing: Timing = measure(lambda: kernel.tree_attention(*tensors, **options))
+        except Exception as error:  # most often more shared memory or registers than there are
+            return row | {"skipped": f"{type(error).__name__}: {str(error)[:120]}"}
+        return row | timing.row() | ceilings.ceilings().shares(work(problem.shape), timing.us)
+
+    for problem in problems:
+        shapes_of = problem.query, problem.keys, problem.rows
+        tile = kernel.tile_for(*shapes_of)
+        yield timed(problem, tile, kernel.num_runs(*shapes_of, tile), "as chosen")
+    for sizes in tiles:
+        for problem, count in product(problems, splits):
+            runs = count * problem.shape.requests if count > 1 else 1
+            yield timed(problem, kernel.Tile(*sizes), runs, "tried")

@@ -1,0 +1,103 @@
+"""The parts of the suite, in the order in which they run.
+
+A part yields its rows one by one. A row with ``wrong`` says that a result was not right; one with ``skipped``, why
+something was not measured.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+Rows = Iterator[dict[str, Any]]
+HERE = "benchmarks/gpu_suite/"
+MEASURING = (HERE + "timing.py", HERE + "ceilings.py")
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    about: str
+    module: str
+    function: str
+    least: float
+    """Seconds below which it is not begun."""
+    limit: float
+    """Seconds after which it is stopped; the rows it has by then are kept."""
+    sources: tuple[str, ...]
+    """Files and folders that decide its figures: while they are the same, it need not run again."""
+    arguments: tuple[str, ...] = ()
+    needs: str = ""
+    """A module that has to be installed."""
+
+    def rows(self) -> Rows:
+        """Imports what it measures only now: a kernel that cannot be imported costs its own part alone."""
+        function: Callable[..., Rows] = getattr(import_module(f"benchmarks.gpu_suite.{self.module}"), self.function)
+        return function(*self.arguments)
+
+
+def _kernel(name: str) -> str:
+    return f"kernels/{name}"
+
+
+ATTENTION = (*MEASURING, HERE + "attention.py", HERE + "attention_problem.py", _kernel("tree_attention"))
+FUSION = (*MEASURING, HERE + "fusion.py", _kernel("token_guided_fusion"))
+SMALL = (*MEASURING, HERE + "small_kernels.py", _kernel("pointers.py"))
+ENGINE = (*(HERE + name for name in ("engine.py", "synthetic.py", "dummy_models.py")), "kernels", "vllm_specext")
+ENGINE_METHODS = ("plain", "eagle-chain-4", "griffin-tree-60", "griffin-chain-4", "griffin-tree-16")
+
+PARTS = (
+    Part("bandwidth", "what the GPU copies, reads and multiplies", "ceilings", "rows", 10, 60, MEASURING),
+    Part(
+        "correctness",
+        "tests/kernels on the GPU",
+        "correctness",
+        "rows",
+        30,
+        300,
+        (HERE + "correctness.py", "tests/kernels", "kernels", "vllm_specext/tree"),
+    ),
+    Part(
+        "tree_attention",
+        "tree attention beside FlashAttention, FlashInfer, xformers and SDPA",
+        "attention",
+        "rows",
+        20,
+        180,
+        (*ATTENTION, HERE + "attention_peers.py"),
+    ),
+    Part("tgf", "token-guided fusion beside cuBLAS and torch.compile", "fusion", "rows", 20, 150, FUSION),
+    Part(
+        "compaction",
+        "KV compaction of 32 layers",
+        "small_kernels",
+        "compaction_rows",
+        15,
+        60,
+        (*SMALL, _kernel("kv_compaction")),
+    ),
+    Part(
+        "small_kernels",
+        "walks, expansion and gather beside torch",
+        "small_kernels",
+        "rows",
+        15,
+        90,
+        (*SMALL, _kernel("kv_gather"), _kernel("tree_walk"), _kernel("tree_expansion"), "vllm_specext/tree"),
+    ),
+    Part("attention_tiles", "other tiles of tree attention", "attention", "tile_rows", 30, 200, ATTENTION),
+    Part("tgf_tiles", "other tiles of token-guided fusion", "fusion", "tile_rows", 30, 200, FUSION),
+    *(
+        Part(f"engine:{name}", f"steps of vLLM, {name}", "engine", "rows", 60, 240, ENGINE, (name,), "vllm")
+        for name in ENGINE_METHODS
+    ),
+)
+
+
+def chosen(names: list[str]) -> list[Part]:
+    """All parts without ``names``; ``engine`` stands for all ``engine:...``. ``ValueError`` names what is unknown."""
+    for name in names:
+        if not any(part.name.split(":")[0] == name or part.name == name for part in PARTS):
+            known = ", ".join(part.name for part in PARTS)
+            raise ValueError(f"there is no part {name!r}; the parts are {known}, and engine for all that begin so.")
+    return [part for part in PARTS if not names or part.name in names or part.name.split(":")[0] in names]

@@ -1,0 +1,192 @@
+"""What the suite found, as tables for the terminal and as plots."""
+
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.gpu_suite.store import Store
+
+Row = dict[str, Any]
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "bandwidth": ("what", "us", "terabytes_per_second", "teraflops"),
+    "correctness": ("file", "passed", "failed", "skipped_tests", "test", "message"),
+    "tree_attention": (
+        *("implementation", "requests", "context", "nodes", "us", "bandwidth_share", "floor_share", "ratio_to_causal"),
+        *("difference", "how"),
+    ),
+    "tgf": ("implementation", "rows", "us", "bandwidth_share", "floor_share", "difference", "how"),
+    "compaction": ("what", "implementation", "requests", "us", "eager_us", "how"),
+    "small_kernels": ("what", "implementation", "requests", "us", "eager_us", "how"),
+    "attention_tiles": (
+        *("requests", "context", "nodes", "tile", "block_m", "block_n", "warps", "stages", "splits", "us"),
+        "floor_share",
+    ),
+    "tgf_tiles": ("rows", "tile", "block_m", "block_n", "depth_bytes", "stages", "warps", "us", "floor_share"),
+    "engine": (
+        *("method", "requests", "step_ms", "gpu_busy_ms", "gpu_idle_share", "launches_per_step", "tokens_per_step"),
+        *("assumed_tokens_per_step", "faster_from", "tokens_per_second"),
+    ),
+}
+BEST_TILES = 3
+BY_SHAPE = {"attention_tiles": ("requests", "context", "nodes"), "tgf_tiles": ("rows",)}
+
+
+def engine_rows(store: Store) -> list[Row]:
+    """Of all methods, with the tokens per step from which on a method is faster than plain decoding."""
+    rows = [dict(row) for name in store.parts if name.startswith("engine:") for row in store.rows(name)]
+    plain = {row["requests"]: row["step_ms"] for row in rows if row["method"] == "plain"}
+    for row in rows:
+        if row["method"] != "plain" and row["requests"] in plain:
+            row["faster_from"] = round(row["step_ms"] / plain[row["requests"]], 2)
+    return rows
+
+
+def best(rows: Iterable[Row], by: tuple[str, ...]) -> list[Row]:
+    """Of tried tiles: by shape, what the kernel chose and the fastest others."""
+    shapes: dict[tuple, list[Row]] = {}
+    for row in rows:
+        if "us" in row:
+            shapes.setdefault(tuple(row[key] for key in by), []).append(row)
+    chosen = []
+    for of_shape in shapes.values():
+        chosen += [row for row in of_shape if row["tile"] == "as chosen"]
+        tried = [row for row in of_shape if row["tile"] != "as chosen"]
+        chosen += sorted(tried, key=lambda row: row["us"])[:BEST_TILES]
+    return chosen
+
+
+def rows_of(store: Store, name: str) -> list[Row]:
+    rows = engine_rows(store) if name == "engine" else store.rows(name)
+    return best(rows, BY_SHAPE[name]) if name in BY_SHAPE else rows
+
+
+def tables(store: Store) -> list[Table]:
+    shown = []
+    for name, columns in COLUMNS.items():
+        rows = rows_of(store, name)
+        if not rows:
+            continue
+        table = Table(title=name, title_justify="left")
+        used = [column for column in columns if any(column in row for row in rows)]
+        for column in used:
+            table.add_column(column.replace("_", " "), justify="left" if column in _TEXT else "right")
+        for row in rows:
+            cells = [_cell(row.get(column)) for column in used]
+            if "skipped" in row:
+                cells[-1] = row["skipped"][:60]
+            table.add_row(*cells, style="red" if row.get("wrong") else None)
+        shown.append(table)
+    return shown
+
+
+_TEXT = ("what", "file", "implementation", "method", "tile", "test", "message", "how")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and abs(value) < 100
+        else f"{value:.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def plots(store: Store) -> list[Path] | None:
+    """The files written, beside the results; ``None`` where there is no matplotlib."""
+    if find_spec("matplotlib") is None:
+        return None
+    import matplotlib
+
+    matplotlib.use("Agg")
+    drawn = []
+    for name, draw in _PLOTS.items():
+        rows = [row for part in name.split("+") for row in rows_of(store, part) if "skipped" not in row]
+        if rows:
+            path = store.folder / f"{name.replace('+', '_')}.png"
+            draw(rows, path)
+            drawn.append(path)
+    return drawn
+
+
+def _grid(count: int) -> tuple[Any, list[Any]]:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, count, figsize=(4.2 * count, 4), layout="constrained", squeeze=False)
+    return figure, list(axes[0])
+
+
+def _save(figure: Any, axes: list[Any], path: Path) -> None:
+    from matplotlib import pyplot
+
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _lines(axis: Any, rows: Iterable[Row], series: str, x: str, y: str) -> None:
+    for name in dict.fromkeys(row[series] for row in rows):
+        own = sorted((row for row in rows if row[series] == name and y in row), key=lambda row: row[x])
+        axis.plot([row[x] for row in own], [row[y] for row in own], marker="o", label=name)
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel(x.replace("_", " "))
+    axis.grid(alpha=0.3)
+
+
+def _attention(rows: list[Row], path: Path) -> None:
+    """The largest trees, by context."""
+    most = max(row["nodes"] for row in rows)
+    contexts = sorted({row["context"] for row in rows})
+    figure, axes = _grid(len(contexts))
+    for axis, context in zip(axes, contexts, strict=True):
+        own = [row for row in rows if row["context"] == context and row["nodes"] == most]
+        _lines(axis, own, "implementation", "requests", "us")
+        axis.set_yscale("log")
+        axis.set_title(f"context {context}, {most} nodes")
+    axes[0].set_ylabel("microseconds")
+    _save(figure, axes, path)
+
+
+def _fusion(rows: list[Row], path: Path) -> None:
+    figure, axes = _grid(2)
+    timed = [row for row in rows if "us" in row]
+    for axis, y, label in zip(
+        axes, ("us", "bandwidth_share"), ("microseconds", "share of the copy bandwidth"), strict=True
+    ):
+        _lines(axis, timed, "implementation", "rows", y)
+        axis.set_ylabel(label)
+    _save(figure, axes, path)
+
+
+def _small(rows: list[Row], path: Path) -> None:
+    kinds = list(dict.fromkeys(row["what"] for row in rows))
+    figure, axes = _grid(len(kinds))
+    for axis, kind in zip(axes, kinds, strict=True):
+        _lines(axis, [row for row in rows if row["what"] == kind], "implementation", "requests", "us")
+        axis.set_yscale("log")
+        axis.set_title(kind)
+    axes[0].set_ylabel("microseconds per call")
+    _save(figure, axes, path)
+
+
+def _engine(rows: list[Row], path: Path) -> None:
+    figure, axes = _grid(3)
+    shown = ("step_ms", "gpu_idle_share", "tokens_per_second")
+    labels = ("milliseconds per step", "share of a step that the GPU waits", "tokens/s with assumed acceptance")
+    for axis, y, label in zip(axes, shown, labels, strict=True):
+        _lines(axis, rows, "method", "requests", y)
+        axis.set_ylabel(label)
+    _save(figure, axes, path)
+
+
+_PLOTS: dict[str, Callable[[list[Row], Path], None]] = {
+    "tree_attention": _attention,
+    "tgf": _fusion,
+    "compaction+small_kernels": _small,
+    "engine": _engine,
+}

@@ -1,0 +1,135 @@
+"""The parts ``compaction`` and ``small_kernels``: kernels that exist because torch would launch many small ones.
+
+Times are of one call, in a graph of many calls, and of one call by the host, beside the same in torch. Data stays in
+the cache: what counts here is launches.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_suite.attention_problem import random_trees
+from benchmarks.gpu_suite.timing import DEVICE, measure
+from vllm_specext.kernels.kv_compaction import compact
+from vllm_specext.kernels.kv_compaction import naive as naive_compaction
+from vllm_specext.kernels.kv_gather import gather
+from vllm_specext.kernels.kv_gather import naive as naive_gather
+from vllm_specext.kernels.pointers import Caches
+from vllm_specext.kernels.tree_expansion import expansion
+from vllm_specext.kernels.tree_walk import accept_chain, accept_tree
+from vllm_specext.tree import walk
+from vllm_specext.tree.expansion import Expansion
+from vllm_specext.tree.topology import Topology
+
+BATCHES = (1, 8, 64)
+LAYERS, KV_HEADS, HEAD_SIZE, PAGE_SIZE = 32, 8, 128, 16
+NODES, LEVELS, TOP_K = 60, 6, 10
+CONTEXT = 512
+CALLS = 20
+
+
+def both(
+    what: str, batch: int, ours: Callable[[], Any], theirs: Callable[[], Any], *, same: bool, waits: bool = False
+) -> Iterator[dict[str, Any]]:
+    """A row for us and one for torch. ``same``: whether the results were equal; ``waits``: torch's code waits for the
+    device, and so cannot be captured."""
+    for name, call, graph in (("ours", ours, True), ("torch", theirs, not waits)):
+        row: dict[str, Any] = {"what": what, "implementation": name, "requests": batch, "wrong": not same}
+        try:
+            replayed = measure(call, graph=graph, calls=CALLS, flush=False)
+            launched = measure(call, graph=False, flush=False)
+        except Exception as error:
+            yield row | {"skipped": f"{type(error).__name__}: {str(error)[:200]}"}
+            continue
+        yield row | replayed.row() | {"eager_us": round(launched.us, 2)}
+
+
+def layers(count: int, pages: int) -> Caches:
+    """Keys and values of ``count`` layers as they lie on a GPU of vLLM's."""
+    sizes = (pages, PAGE_SIZE, KV_HEADS, 2 * HEAD_SIZE)
+    made = (torch.empty(sizes, dtype=torch.bfloat16, device=DEVICE).normal_() for _ in range(count))
+    return Caches(half for cache in made for half in cache.transpose(1, 2).chunk(2, dim=-1))
+
+
+def compaction_rows(batches: Iterable[int] = BATCHES, layer_count: int = LAYERS) -> Iterator[dict[str, Any]]:
+    """Six accepted nodes of sixty, all layers."""
+    of_request = -(-(CONTEXT + NODES + 1) // PAGE_SIZE)
+    for batch in batches:
+        caches = layers(layer_count, batch * of_request)
+        first = torch.arange(batch, device=DEVICE)[:, None] * of_request * PAGE_SIZE + CONTEXT
+        destination = first + torch.arange(LEVELS + 1, device=DEVICE)
+        chosen = torch.rand(batch, NODES, device=DEVICE).topk(LEVELS, dim=1).indices.sort(dim=1).values + 1
+        source = torch.cat((first, first + chosen), dim=1)
+        same = _compacts_alike(caches, source, destination)
+        ours = partial(compact, caches, source, destination)
+        theirs = partial(naive_compaction.compact, caches, source, destination)
+        yield from both("compaction", batch, ours, theirs, same=same, waits=True)
+
+
+def _compacts_alike(caches: Caches, source: Tensor, destination: Tensor) -> bool:
+    """On the first and the last cache."""
+    before = [caches[0].clone(), caches[-1].clone()]
+    compact(caches, source, destination)
+    naive_compaction.compact(before, source, destination)
+    return all(torch.equal(ours, theirs) for ours, theirs in zip((caches[0], caches[-1]), before, strict=True))
+
+
+def rows(batches: Iterable[int] = BATCHES, layer_count: int = LAYERS) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        yield from _walks(batch)
+        yield from _expansions(batch)
+        yield from _gathers(batch, layer_count)
+
+
+def _walks(batch: int) -> Iterator[dict[str, Any]]:
+    """A few hundred tokens, so that walks go down; trees whose siblings differ."""
+    random = torch.Generator().manual_seed(batch)
+    count = batch * (NODES + 1)
+    starts = torch.arange(0, count + 1, NODES + 1, dtype=torch.int32, device=DEVICE)
+    topology = random_trees(batch, NODES, random)
+    drawn = torch.randint(50, (count,), generator=random)
+    drafted = torch.arange(NODES + 1).repeat(batch)
+    trees = Topology(*(tensor.to(DEVICE) for tensor in vars(topology).values()))
+    drawn, drafted = drawn.to(DEVICE), drafted.to(DEVICE)
+    arguments: Any = (drawn, drafted, starts, trees.parents, trees.depths, LEVELS)
+    ours, theirs = accept_tree(*arguments), walk.accept_tree(*arguments)
+    kept = torch.arange(LEVELS + 1, device=DEVICE) < theirs[1][:, None]
+    same = all(torch.equal(one * kept, other * kept) for one, other in zip(ours[::2], theirs[::2], strict=True))
+    same = same and torch.equal(ours[1], theirs[1])
+    down = partial(accept_tree, *arguments), partial(walk.accept_tree, *arguments)
+    yield from both("walk down a tree", batch, *down, same=same)
+    width = 5
+    chain_starts = torch.arange(0, batch * width + 1, width, dtype=torch.int32, device=DEVICE)
+    chain: Any = (drawn[: batch * width] % 2, drafted[: batch * width] % 2, chain_starts, width)
+    same = torch.equal(accept_chain(*chain)[1], walk.accept_chain(*chain)[1])
+    along = partial(accept_chain, *chain), partial(walk.accept_chain, *chain)
+    yield from both("walk along a chain", batch, *along, same=same)
+
+
+def _expansions(batch: int) -> Iterator[dict[str, Any]]:
+    """All levels and the tree, without the drafter's passes between them."""
+    tokens = torch.randint(128256, (batch, TOP_K, TOP_K), device=DEVICE)
+    log_probs = -torch.rand(batch, TOP_K, TOP_K, device=DEVICE).sort(dim=2).values
+
+    def grow(begin: Callable[..., Expansion]) -> tuple[Tensor, Topology]:
+        growing = begin(tokens[:, 0], log_probs[:, 0], LEVELS)
+        for _ in range(LEVELS - 1):
+            growing.grow(tokens, log_probs)
+        return growing.tree(NODES)
+
+    (tree, topology), (expected, shape) = grow(expansion), grow(Expansion)
+    same = torch.equal(tree, expected) and torch.equal(topology.ancestors, shape.ancestors)
+    yield from both("expansion", batch, partial(grow, expansion), partial(grow, Expansion), same=same)
+
+
+def _gathers(batch: int, layer_count: int) -> Iterator[dict[str, Any]]:
+    """The accepted paths of the batch."""
+    pages = batch * 8
+    caches = layers(layer_count, pages)
+    slots = torch.randint(pages * PAGE_SIZE, (batch * (LEVELS + 1),), device=DEVICE)
+    same = torch.equal(gather(caches, slots), naive_gather.gather(caches, slots))
+    ours, theirs = partial(gather, caches, slots), partial(naive_gather.gather, caches, slots)
+    yield from both("gather of all layers", batch, ours, theirs, same=same, waits=True)

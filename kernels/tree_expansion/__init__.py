@@ -1,0 +1,24 @@
+"""The expansion of draft trees, a launch for each level and one for the tree where there is Triton.
+
+The specification is ``vllm_specext.tree.expansion``, which knows no kernels: as everywhere, kernels know trees and
+trees do not know kernels, so what drafts on a GPU begins its expansions here.
+"""
+
+from torch import Tensor
+
+from vllm_specext.kernels.pointers import HAS_TRITON
+from vllm_specext.tree.budget import pool_size
+from vllm_specext.tree.expansion import Expansion
+
+LARGEST_POOL = 1024
+"""Candidates are ranked by comparing each with each; a larger pool is better sorted."""
+
+
+def expansion(tokens: Tensor, log_probs: Tensor, levels: int) -> Expansion:
+    """As ``Expansion(tokens, log_probs, levels)``, whose trees it grows bit by bit."""
+    if tokens.is_cuda and HAS_TRITON and pool_size(levels, tokens.shape[1]) <= LARGEST_POOL:
+        # A CPU has no use for Triton, nor time to import it.
+        from vllm_specext.kernels.tree_expansion.kernel import FusedExpansion
+
+        return FusedExpansion(tokens, log_probs, levels)
+    return Expansion(tokens, log_probs, levels)
