@@ -10,7 +10,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 import vllm_specext.demo
 from vllm_specext.demo.loops import is_loop
 from vllm_specext.demo.run import PROMPTS
-from vllm_specext.methods.griffin.checkpoint import check_against_target, read_shape, read_tensors
+from vllm_specext.methods.griffin import checkpoint as griffin
+from vllm_specext.methods.moa import checkpoint as moa
 
 MODELS = Path(vllm_specext.demo.__file__).parent / "models"
 
@@ -22,15 +23,36 @@ def target() -> LlamaForCausalLM:
 
 def test_all_bundled_files_together_are_small() -> None:
     sizes = [path.stat().st_size for path in MODELS.rglob("*") if path.is_file()]
-    assert 5e6 < sum(sizes) < 20e6
+    assert 5e6 < sum(sizes) < 24e6
     assert max(sizes) < 16e6
 
 
-def test_the_drafter_fits_the_target_and_holds_its_embedding(target: LlamaForCausalLM) -> None:
-    shape = read_shape(MODELS / "griffin")
-    check_against_target(shape, target.config.hidden_size, target.config.vocab_size)
+@pytest.mark.parametrize("drafter", ["griffin", "moa"])
+def test_a_drafter_is_less_than_eight_megabytes(drafter: str) -> None:
+    assert 1e6 < sum(path.stat().st_size for path in (MODELS / drafter).iterdir()) < 8e6
+
+
+def test_the_griffin_drafter_fits_the_target_and_holds_its_embedding(target: LlamaForCausalLM) -> None:
+    shape = griffin.read_shape(MODELS / "griffin")
+    griffin.check_against_target(shape, target.config.hidden_size, target.config.vocab_size)
     embedding = target.get_input_embeddings().weight
-    assert torch.equal(read_tensors(MODELS / "griffin")["embed_tokens.weight"].float(), embedding)
+    assert torch.equal(griffin.read_tensors(MODELS / "griffin")["embed_tokens.weight"].float(), embedding)
+
+
+def test_the_moa_drafter_fits_the_target_and_says_for_how_many_layers_it_is(target: LlamaForCausalLM) -> None:
+    config = target.config
+    shape = moa.read_shape(MODELS / "moa")
+    sizes = moa.TargetSizes(
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        layers=config.num_hidden_layers,
+        kv_width=2 * config.num_key_value_heads * config.head_dim,
+    )
+    moa.check_against_target(shape, sizes)
+    assert shape.num_target_layers == config.num_hidden_layers
+    assert shape.rope_theta == config.rope_parameters["rope_theta"]
+    assert shape.layer_self_attention is not None
+    assert all(tensor.isfinite().all() for tensor in moa.read_tensors(MODELS / "moa").values())
 
 
 @torch.no_grad()

@@ -15,49 +15,14 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from vllm_specext.demo.loops import before_loop, is_loop
+from vllm_specext.demo.training_text import CHAIN, PROMPT, held_out_rows, training_rows
 from vllm_specext.methods.griffin.checkpoint import read_tensors
-from vllm_specext.training.acceptance import greedy_continuations, measure_acceptance
+from vllm_specext.training.acceptance import measure_acceptance
 from vllm_specext.training.features import endless_batches
 from vllm_specext.training.train_griffin import Recipe, new_drafter, train
-
-PROMPT = 96
-LENGTH = 288
-"""Prompt and output of the demonstration's longest requests; a drafter is poor at distances it has not seen."""
-CHAIN = 4
-HELD_OUT_ROWS = 48
-HELD_OUT_LENGTH = 192
-
-
-def windows(path: Path, count: int, length: int, seed: int) -> Tensor:
-    """``[count, length]`` int64 from random places of an encoded corpus."""
-    ids = np.load(path, mmap_mode="r")
-    starts = np.random.default_rng(seed).integers(0, len(ids) - length, count)
-    return torch.from_numpy(np.stack([ids[s : s + length] for s in starts]).astype(np.int64))
-
-
-def training_rows(target: LlamaForCausalLM, corpus: Path, texts: int, continuations: int) -> list[Tensor]:
-    """``texts`` windows of the corpus, and the target's ``continuations`` of such windows' beginnings, up to a loop."""
-    own = greedy_continuations(target, windows(corpus, continuations, PROMPT, seed=1), LENGTH - PROMPT)
-    kept = [PROMPT + before_loop(row[PROMPT:].tolist()) for row in own]
-    print(f"{sum(kept) - PROMPT * len(kept)} tokens of {own[:, PROMPT:].numel()} are not loops", flush=True)
-    return [*windows(corpus, texts, LENGTH, seed=2), *(row[:n] for row, n in zip(own, kept, strict=True))]
-
-
-def held_out_rows(target: LlamaForCausalLM, work: Path) -> dict[str, Tensor]:
-    """Held-out text of each kind, and the target's own continuations of its first tokens that do not loop."""
-    found: dict[str, Tensor] = {}
-    for kind in ("code", "prose"):
-        text = windows(work / f"{kind}.npy", HELD_OUT_ROWS, HELD_OUT_LENGTH, seed=3)
-        own = greedy_continuations(target, text[:, :PROMPT], HELD_OUT_LENGTH - PROMPT)
-        straight = [not is_loop(row[PROMPT:].tolist()) for row in own]
-        found |= {f"{kind} text": text, f"{kind} greedy": own[torch.tensor(straight)]}
-    return {name: rows for name, rows in found.items() if len(rows)}
 
 
 def main() -> None:
@@ -78,7 +43,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     started = time.time()
     target = LlamaForCausalLM.from_pretrained(args.target).float().eval().requires_grad_(False)
-    rows = training_rows(target, args.work / "train.npy", args.texts, args.continuations)
+    rows = training_rows(target, args.work, args.texts, args.continuations)
     print(f"{time.time() - started:.0f} s until the first step", flush=True)
     recipe = Recipe(
         steps_per_stage=tuple(args.steps),

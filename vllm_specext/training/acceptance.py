@@ -33,8 +33,20 @@ class Acceptance:
 def measure_acceptance(
     model: GriffinDrafter, target: "PreTrainedModel", rows: Tensor, prompt_length: int, chain: int = 4, batch: int = 16
 ) -> Acceptance:
-    """Acceptance of greedy chains of ``chain`` tokens on ``rows`` ``[N, T]``, after ``prompt_length`` tokens."""
+    """Acceptance of GRIFFIN's greedy chains of ``chain`` tokens on ``rows`` ``[N, T]``, after ``prompt_length``."""
     accepted = torch.cat([_accepted(model, target, part, chain) for part in rows.split(batch)])
+    return summarise(accepted, prompt_length, chain)
+
+
+def accepted_tokens(drafts: Tensor, rows: Tensor) -> Tensor:
+    """``[N, T - 1 - chain]`` accepted tokens of ``drafts`` ``[N, T - 1, chain]``, of which those at ``s`` were made
+    when token ``s + 1`` of ``rows`` ``[N, T]`` was the last one known."""
+    truth = rows[:, 2:].unfold(1, drafts.shape[2], 1)
+    return (drafts[:, : truth.shape[1]] == truth).cumprod(dim=-1).sum(dim=-1)
+
+
+def summarise(accepted: Tensor, prompt_length: int, chain: int) -> Acceptance:
+    """Of what `accepted_tokens` returned for chains of ``chain`` tokens, after ``prompt_length`` tokens."""
     usable = accepted[:, prompt_length - 1 :]
     steps = [a for row in usable.tolist() for a in _walk(row)]
     return Acceptance(
@@ -45,11 +57,8 @@ def measure_acceptance(
 
 
 def _accepted(model: GriffinDrafter, target: "PreTrainedModel", rows: Tensor, chain: int) -> Tensor:
-    """``[N, T - 1 - chain]``: accepted tokens of the chain drafted when token ``s + 1`` is the last one known."""
     features = target_rows(target, list(rows)).features[:, :-1]
-    drafts = simulate_chains(model, target.lm_head.weight.float(), rows[:, 1:], features, chain)
-    truth = rows[:, 2:].unfold(1, chain, 1)
-    return (drafts[:, : truth.shape[1]] == truth).cumprod(dim=-1).sum(dim=-1)
+    return accepted_tokens(simulate_chains(model, target.lm_head.weight.float(), rows[:, 1:], features, chain), rows)
 
 
 def _walk(accepted: Sequence[int]) -> list[int]:

@@ -56,12 +56,12 @@ def target_rows(target: "PreTrainedModel", rows: Sequence[Tensor], loss_masks: S
     """
     masks = [torch.ones_like(row) for row in rows] if loss_masks is None else loss_masks
     device = target.lm_head.weight.device
-    token_ids, loss_mask = _pad(rows).to(device), _pad(masks).to(device)
+    token_ids, loss_mask = pad(rows).to(device), pad(masks).to(device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
     with torch.no_grad():
         # Causal attention: what is padded on the right cannot reach a real position.
         features = target.base_model(token_ids, use_cache=False).last_hidden_state.float()
-    return Rows(token_ids, features * _present(token_ids, lengths)[..., None], loss_mask, lengths)
+    return Rows(token_ids, features * present(token_ids, lengths)[..., None], loss_mask, lengths)
 
 
 def endless_batches(
@@ -74,17 +74,17 @@ def endless_batches(
     """
     device = target.lm_head.weight.device
     kept: dict[int, Tensor] = {}
-    order = _endless_order(len(rows), generator)
+    order = endless_order(len(rows), generator)
     while True:
         chosen = [next(order) for _ in range(size)]
         if new := sorted({i for i in chosen if i not in kept}):
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
                 features = target_rows(target, [rows[i] for i in new]).features
             kept |= {i: row[: len(rows[i])].bfloat16() for i, row in zip(new, features, strict=True)}
-        token_ids = _pad([rows[i] for i in chosen]).to(device)
+        token_ids = pad([rows[i] for i in chosen]).to(device)
         features = nn.utils.rnn.pad_sequence([kept[i] for i in chosen], batch_first=True).float()
         lengths = torch.tensor([len(rows[i]) for i in chosen], device=device)
-        yield Rows(token_ids, features, _present(token_ids, lengths).long(), lengths)
+        yield Rows(token_ids, features, present(token_ids, lengths).long(), lengths)
 
 
 def make_batch(rows: Rows, noise: float = NOISE, generator: torch.Generator | None = None) -> Batch:
@@ -97,13 +97,13 @@ def make_batch(rows: Rows, noise: float = NOISE, generator: torch.Generator | No
     if noise:
         uniform = torch.rand(features.shape, generator=generator, dtype=features.dtype).to(features.device) - 0.5
         scale = (noise / rows.lengths)[:, None, None]
-        features = features + uniform * scale * _present(rows.token_ids, rows.lengths)[..., None]
+        features = features + uniform * scale * present(rows.token_ids, rows.lengths)[..., None]
     loss_mask = rows.loss_mask.clone()
     loss_mask[torch.arange(len(loss_mask), device=loss_mask.device), rows.lengths - 1] = 0
     return Batch(_next(rows.token_ids), features, _next(rows.features), loss_mask)
 
 
-def _pad(rows: Sequence[Tensor]) -> Tensor:
+def pad(rows: Sequence[Tensor]) -> Tensor:
     return nn.utils.rnn.pad_sequence([row.long() for row in rows], batch_first=True)
 
 
@@ -112,11 +112,11 @@ def _next(x: Tensor) -> Tensor:
     return torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)
 
 
-def _present(token_ids: Tensor, lengths: Tensor) -> Tensor:
+def present(token_ids: Tensor, lengths: Tensor) -> Tensor:
     """``[B, L]``: true where a row has a token, false where it is padded."""
     return torch.arange(token_ids.shape[1], device=token_ids.device) < lengths[:, None]
 
 
-def _endless_order(count: int, generator: torch.Generator) -> Iterator[int]:
+def endless_order(count: int, generator: torch.Generator) -> Iterator[int]:
     while True:
         yield from torch.randperm(count, generator=generator).tolist()

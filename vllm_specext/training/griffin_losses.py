@@ -9,7 +9,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from vllm_specext.training.losses import feature_loss, masked_mean, token_loss
 
 MaskShift = Literal["code", "paper"]
 """Which hits a token's loss in pass ``n`` requires: those of the ``n - 1`` tokens that end with the token itself, as
@@ -86,16 +87,10 @@ def pass_losses(
     of the draft ``logits`` ``[B, L, V]`` against the target's distribution; ``top_k``: the part of it that falls on
     the target's best tokens.
     """
-    mask = mask.float()
-    count = mask.sum() + 1e-5
-    logits = logits.float()
-    normaliser = logits.logsumexp(dim=-1)
-    feature = F.smooth_l1_loss(regress.float(), target_features.float(), reduction="none").mean(dim=-1)
-    # Σ π·(logits - normaliser), without storing log-probabilities of the whole vocabulary.
-    token = normaliser - torch.einsum("blv,blv->bl", target.probabilities, logits)
-    best = target.best_probabilities * (normaliser[..., None] - logits.gather(-1, target.best_ids))
+    best_logits = logits.float().gather(-1, target.best_ids)
+    best = target.best_probabilities * (logits.float().logsumexp(dim=-1, keepdim=True) - best_logits)
     return Losses(
-        feature=(mask * feature).sum() / count,
-        token=(mask * token).sum() / count,
-        top_k=(mask * best.sum(dim=-1)).sum() / count,
+        feature=masked_mean(feature_loss(regress, target_features), mask),
+        token=masked_mean(token_loss(logits, target.probabilities), mask),
+        top_k=masked_mean(best.sum(dim=-1), mask),
     )

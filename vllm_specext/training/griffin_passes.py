@@ -1,8 +1,8 @@
 """GRIFFIN over whole sequences at once, where the drafter reads its own features: training passes and simulated chains.
 
 In both, a query attends to shared keys, made from the target's features, and to a few keys of its own, made from
-draft features. Own keys take part as extra columns of the score matrix, so that one pass over a sequence stands for a
-drafting step at each of its positions. Shapes are those of the model: ``[B, L, d]`` features, ``[B, H, L, D]`` heads.
+draft features, so that one pass over a sequence stands for a drafting step at each of its positions. Shapes are those
+of the model: ``[B, L, d]`` features, ``[B, H, L, D]`` heads.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vllm_specext.methods.griffin.model import KV, Attention, GriffinDrafter
+from vllm_specext.methods.griffin.model import GriffinDrafter
+from vllm_specext.methods.layers import KV
+from vllm_specext.training.own_keys import attend
 
 MaskedScore = Literal["-inf", "zero"]
 """What a key in the future contributes to the softmax: nothing, or, as in the code that trained the released
@@ -40,7 +42,7 @@ def training_passes(
         streams.append(attention.keys_values(hidden, position_ids))
         # Query i's own key from stream k belongs to position i - (n - 1 - k); rolling moves it to row i.
         backs = [n - 1 - k for k in range(1, n)]
-        attended = _attend(
+        attended = attend(
             attention,
             attention.queries(hidden, position_ids),
             streams[0],
@@ -74,7 +76,7 @@ def simulate_chains(model: GriffinDrafter, head: Tensor, token_ids: Tensor, feat
         else:
             own.append(kv)
         queries = attention.queries(hidden, position_ids + step)
-        predict, features = model.layer.finish(hidden + _attend(attention, queries, shared, causal, own))
+        predict, features = model.layer.finish(hidden + attend(attention, queries, shared, causal, own))
         token_ids = (predict @ head.T).argmax(dim=-1)
         drafts.append(token_ids)
     return torch.stack(drafts, dim=-1)
@@ -82,37 +84,3 @@ def simulate_chains(model: GriffinDrafter, head: Tensor, token_ids: Tensor, feat
 
 def _roll(kv: KV, back: int) -> KV:
     return kv[0].roll(back, dims=2), kv[1].roll(back, dims=2)
-
-
-def _attend(
-    attention: Attention,
-    queries: Tensor,
-    shared: KV,
-    shared_mask: Tensor,
-    own: list[KV],
-    own_mask: Tensor | None = None,
-    zero_score: Tensor | None = None,
-) -> Tensor:
-    """Attention over shared keys and over one own key per query and entry of ``own``.
-
-    ``queries`` ``[B, H, L, D]``; ``shared_mask`` ``[L, L]`` and ``own_mask`` ``[L, len(own)]`` are true where a query
-    may attend; where ``zero_score`` ``[L, L]`` is true a score of zero enters the softmax and its weight is dropped.
-    """
-    length = queries.shape[2]
-    scores = [queries @ attention.repeat(shared[0]).transpose(2, 3)]
-    scores += [(queries * attention.repeat(keys)).sum(dim=-1, keepdim=True) for keys, _ in own]
-    if own_mask is None:
-        own_mask = shared_mask.new_ones(length, len(own))
-    allowed = torch.cat((shared_mask, own_mask), dim=1)
-    logits = (torch.cat(scores, dim=-1) / attention.head_dim**0.5).float().masked_fill(~allowed, float("-inf"))
-    if zero_score is not None:
-        zero_score = torch.cat((zero_score, torch.zeros_like(own_mask)), dim=1)
-        logits = logits.masked_fill(zero_score, 0.0)
-    weights = logits.softmax(dim=-1)
-    if zero_score is not None:
-        weights = weights.masked_fill(zero_score, 0.0)
-    weights = weights.to(shared[1].dtype)
-    heads = weights[..., :length] @ attention.repeat(shared[1])
-    for column, (_, values) in enumerate(own, start=length):
-        heads = heads + weights[..., column : column + 1] * attention.repeat(values)
-    return attention.merge(heads)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from vllm_specext.methods.griffin.model import GriffinDrafter
 from vllm_specext.training.features import NOISE, Batch, Rows, make_batch
 from vllm_specext.training.griffin_losses import AlignmentMask, MaskShift, TargetDistribution, pass_losses
 from vllm_specext.training.griffin_passes import MaskedScore, training_passes
+from vllm_specext.training.optimization import OptimizerName, linear_schedule, make_optimizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,8 +42,8 @@ class Recipe:
     """Where the linear decay reaches zero: a stage's end, unless given (released: 800 000, which no stage reached)."""
     weight_decay: float = 0.01
     clip_value: float = 0.5
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """``muon``: Muon for the matrices, AdamW for the rest; learns far more in few steps. Released: AdamW."""
+    optimizer: OptimizerName = "adamw"
+    """Muon learns far more in few steps. Released: AdamW."""
     muon_factor: float = 5.0
     """Muon's learning rate as a multiple of AdamW's."""
     feature_weight: float = 1.0
@@ -114,8 +115,9 @@ def train(
     for stage, (steps, rate) in enumerate(zip(recipe.steps_per_stage, recipe.learning_rates, strict=True), start=1):
         if stage < first_stage:
             continue
-        optimizers = _optimizers(trained, recipe, rate)
-        schedules = [_schedule(optimizer, recipe, steps) for optimizer in optimizers]
+        optimizers = make_optimizers(trained, recipe.optimizer, rate, recipe.weight_decay, recipe.muon_factor)
+        end = recipe.schedule_steps or steps
+        schedules = [linear_schedule(optimizer, recipe.warmup_steps, end) for optimizer in optimizers]
         recent: list[Tensor] = []
         bar = tqdm(range(1, steps + 1), desc=f"stage {stage}", mininterval=5)
         for step in bar:
@@ -164,25 +166,3 @@ def _summary(recent: list[Tensor]) -> list[dict[str, float]]:
     names = ("feature", "token", "top_k", "counted")
     means = torch.stack(recent).mean(dim=0).tolist()
     return [{name: round(value, 4) for name, value in zip(names, row, strict=True)} for row in means]
-
-
-def _optimizers(trained: list[nn.Parameter], recipe: Recipe, rate: float) -> list[torch.optim.Optimizer]:
-    matrices = [p for p in trained if p.ndim == 2] if recipe.optimizer == "muon" else []
-    others = [p for p in trained if p.ndim != 2 or recipe.optimizer == "adamw"]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
-    ]
-    if matrices:
-        rate *= recipe.muon_factor
-        optimizers.append(torch.optim.Muon(matrices, lr=rate, weight_decay=recipe.weight_decay, momentum=0.95))
-    return optimizers
-
-
-def _schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
-    """Warm-up to one, then a straight line to zero."""
-    warmup, end = recipe.warmup_steps, recipe.schedule_steps or steps
-
-    def factor(step: int) -> float:
-        return (step + 1) / warmup if step < warmup else max(0.0, (end - step) / max(1, end - warmup))
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -6,33 +6,36 @@ what shapes cannot tell. `read_shape` looks at names and shapes without reading 
 files becomes a `ConfigurationError` that names the file and the tensor or key; nothing in a file is ever executed.
 """
 
-import json
-import math
-import pickle
-import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.checkpoints import (
+    check_names,
+    check_shapes,
+    check_sizes,
+    kv_and_head_size,
+    load_tensors,
+    matrix,
+    positive,
+    read_config,
+    read_rotary,
+    tensor_shapes,
+    weights_file,
+    write_files,
+)
 
 if TYPE_CHECKING:
     from vllm_specext.methods.griffin.model import GriffinDrafter
 
-SAFETENSORS = "model.safetensors"
-BIN = "pytorch_model.bin"
-MAX_DIMENSION = 2**24
-"""No real vocabulary or width comes near; larger numbers are damage."""
-
 DEFAULT_ROPE_THETA = 10000.0
 """Released configurations of LLaMA2 and Vicuna drafters leave the key out."""
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
 _ATTENTION = "layers.0.self_attn"
 
 
@@ -85,22 +88,17 @@ _REQUIRED = tuple(GriffinShape(1, 1, 1, 1, 1, 1, 1, False, 0.0, 0.0, 1).tensor_s
 def read_shape(directory: Path) -> GriffinShape:
     """Check ``config.json`` and the names and shapes of all tensors in ``directory``."""
     config = _read_config(directory)
-    path = _weights_file(directory)
-    found = _read_tensor_shapes(path)
+    path = weights_file(directory)
+    found = tensor_shapes(path)
     _check_names(path, found)
-    for name, sizes in found.items():
-        if any(not 1 <= size <= MAX_DIMENSION for size in sizes):
-            raise ConfigurationError(
-                f"{path}: tensor {name} has shape {list(sizes)}; every size must be in 1..{MAX_DIMENSION}."
-            )
+    check_sizes(path, found)
 
     def rows(name: str) -> int:
-        return _matrix(path, name, found[name])[0]
+        return matrix(path, found, name)[0]
 
-    vocab_size, hidden_size = _matrix(path, "embed_tokens.weight", found["embed_tokens.weight"])
-    heads, kv_heads, head_dim = _heads(
-        directory, path, config, rows(f"{_ATTENTION}.q_proj.weight"), rows(f"{_ATTENTION}.k_proj.weight")
-    )
+    vocab_size, hidden_size = matrix(path, found, "embed_tokens.weight")
+    heads = positive(directory, config, "num_attention_heads", int)
+    kv_heads, head_dim = kv_and_head_size(path, found, _ATTENTION, heads)
     shape = GriffinShape(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -110,21 +108,18 @@ def read_shape(directory: Path) -> GriffinShape:
         mlp_size=rows("layers.0.mlp.gate_proj.weight"),
         tgf_size=rows("fc.mlp.up_proj.weight"),
         qkv_bias=_BIASES[0] in found,
-        rms_norm_eps=_positive(directory, config, "rms_norm_eps", float),
-        rope_theta=_rope_theta(directory, config),
-        max_position_embeddings=_positive(directory, config, "max_position_embeddings", int),
+        rms_norm_eps=positive(directory, config, "rms_norm_eps", float),
+        rope_theta=read_rotary(directory, config, ("default",), DEFAULT_ROPE_THETA).theta,
+        max_position_embeddings=positive(directory, config, "max_position_embeddings", int),
     )
-    for name, wanted in shape.tensor_shapes().items():
-        if found[name] != wanted:
-            raise ConfigurationError(f"{path}: tensor {name} has shape {list(found[name])}; expected {list(wanted)}.")
+    check_shapes(path, found, shape.tensor_shapes())
     return shape
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:
     """All tensors that a `GriffinDrafter` has, by name, on the CPU and in the file's dtype."""
-    path = _weights_file(directory)
-    tensors = _load_bin(path, "cpu") if path.name == BIN else _load_safetensors(path)
-    tensors = {name: tensor for name, tensor in tensors.items() if not _is_ignored(name)}
+    path = weights_file(directory)
+    tensors = load_tensors(path)
     _check_names(path, tensors)
     return tensors
 
@@ -149,12 +144,8 @@ def write_checkpoint(directory: Path, model: "GriffinDrafter", dtype: torch.dtyp
         "vocab_size": shape.vocab_size,
         "pretraining_tp": 1,
         "qkv_bias": shape.qkv_bias,
-        "torch_dtype": str(dtype).removeprefix("torch."),
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, directory / SAFETENSORS, metadata={"format": "pt"})
+    write_files(directory, config, model.state_dict(), dtype)
 
 
 def check_against_target(shape: GriffinShape, target_hidden_size: int, target_vocab_size: int) -> None:
@@ -171,139 +162,17 @@ def check_against_target(shape: GriffinShape, target_hidden_size: int, target_vo
         )
 
 
-def _is_ignored(name: str) -> bool:
-    return name.endswith(".rotary_emb.inv_freq")
-
-
-def _weights_file(directory: Path) -> Path:
-    for name in (SAFETENSORS, BIN):
-        if (directory / name).is_file():
-            return directory / name
-    raise ConfigurationError(f"{directory} has neither {SAFETENSORS} nor {BIN}.")
-
-
-def _read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """From the header alone: no weight is read."""
-    if path.name == BIN:
-        found = {
-            name: (tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in _load_bin(path, "meta").items()
-        }
-    else:
-        try:
-            with safe_open(path, framework="pt") as file:
-                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                found = {name: (tuple(x.get_shape()), x.get_dtype() in _FLOATS) for name, x in slices.items()}
-        except (SafetensorError, OSError) as error:
-            raise _unreadable(path) from error
-    for name, (_, is_floating) in found.items():
-        if not is_floating:
-            raise ConfigurationError(f"{path}: tensor {name} does not hold floating-point numbers.")
-    return {name: shape for name, (shape, _) in found.items() if not _is_ignored(name)}
-
-
-def _load_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise _unreadable(path) from error
-
-
-def _load_bin(path: Path, device: str) -> dict[str, Tensor]:
-    try:
-        loaded = torch.load(path, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
-        raise ConfigurationError(
-            f"{path} is damaged or holds something other than tensors, which is not loaded."
-        ) from error
-    except Exception as error:  # a damaged archive can fail in any layer of the reader
-        raise _unreadable(path) from error
-    if not isinstance(loaded, dict) or not all(isinstance(x, Tensor) for x in loaded.values()):
-        raise ConfigurationError(f"{path} does not hold a mapping from names to tensors.")
-    return {str(name): tensor for name, tensor in loaded.items()}
-
-
-def _unreadable(path: Path) -> ConfigurationError:
-    return ConfigurationError(f"{path} is truncated or damaged: its tensors cannot be read.")
-
-
-def _check_names(path: Path, found: dict[str, Any]) -> None:
+def _check_names(path: Path, found: Iterable[str]) -> None:
+    found = list(found)
     required = (*_REQUIRED, *_BIASES) if any(name in found for name in _BIASES) else _REQUIRED
-    missing = [name for name in required if name not in found]
-    unexpected = sorted(name for name in found if name not in required)
-    for problem, names in (("lacks", missing), ("has the unexpected", unexpected)):
-        if names:
-            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            plural = "s" if len(names) > 1 else ""
-            raise ConfigurationError(f"{path} is not a GRIFFIN checkpoint: it {problem} tensor{plural} {listed}.")
-
-
-def _matrix(path: Path, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    if len(shape) != 2:
-        raise ConfigurationError(f"{path}: tensor {name} has shape {list(shape)}; expected two dimensions.")
-    return shape[0], shape[1]
-
-
-def _heads(directory: Path, path: Path, config: dict[str, Any], q_rows: int, kv_rows: int) -> tuple[int, int, int]:
-    """Query heads, key/value heads and the size of one head."""
-    heads = _positive(directory, config, "num_attention_heads", int)
-    head_dim, rest = divmod(q_rows, heads)
-    if rest or head_dim % 2:
-        raise ConfigurationError(
-            f"{path}: tensor {_ATTENTION}.q_proj.weight has {q_rows} rows, which num_attention_heads = {heads} of "
-            "config.json does not divide into heads of an even size."
-        )
-    kv_heads, rest = divmod(kv_rows, head_dim)
-    if rest or heads % kv_heads:
-        raise ConfigurationError(
-            f"{path}: tensor {_ATTENTION}.k_proj.weight has {kv_rows} rows; with {heads} query heads of size "
-            f"{head_dim}, expected {head_dim} times a divisor of {heads}."
-        )
-    return heads, kv_heads, head_dim
+    check_names(path, "GRIFFIN", found, required)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    if not directory.is_dir():
-        raise ConfigurationError(f"{directory} is not a directory.")
-    path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"{directory} has no config.json.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is not valid JSON.") from error
-    if not isinstance(config, dict):
-        raise ConfigurationError(f"{path} does not hold a JSON object.")
+    config = read_config(directory)
     for key, allowed in (("num_hidden_layers", (1, None)), ("hidden_act", ("silu", None))):
         if config.get(key) not in allowed:
-            raise ConfigurationError(f"{path}: {key} is {config[key]!r}; a GRIFFIN drafter has {allowed[0]!r}.")
-    return config
-
-
-def _positive(directory: Path, config: dict[str, Any], key: str, kind: type[int] | type[float]) -> Any:
-    value = config.get(key)
-    allowed = (int,) if kind is int else (int, float)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, allowed)
-        or not (0 < value <= 2**31)
-        or not math.isfinite(value)
-    ):
-        noun = "a positive integer" if kind is int else "a positive number"
-        raise ConfigurationError(f"{directory / 'config.json'}: {key} is {value!r}; expected {noun}.")
-    return kind(value)
-
-
-def _rope_theta(directory: Path, config: dict[str, Any]) -> float:
-    """From the top level, or from ``rope_parameters``, where newer versions of transformers put it."""
-    theta: dict[str, Any] = {"rope_theta": config.get("rope_theta", DEFAULT_ROPE_THETA)}
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = config.get(key)
-        if rope is None:
-            continue
-        if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type", "default")) != "default":
             raise ConfigurationError(
-                f"{directory / 'config.json'}: {key} is {rope!r}; a GRIFFIN drafter has plain rotary positions "
-                "(type 'default')."
+                f"{directory / 'config.json'}: {key} is {config[key]!r}; a GRIFFIN drafter has {allowed[0]!r}."
             )
-        theta["rope_theta"] = rope.get("rope_theta", theta["rope_theta"])
-    return _positive(directory, theta, "rope_theta", float)
+    return config

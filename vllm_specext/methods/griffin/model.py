@@ -5,7 +5,7 @@ this drafter's own regress feature) with the embedding of token ``s + 1``, and h
 two features of position ``s + 1``: the predict feature, of which the target's ``lm_head`` makes the logits of token
 ``s + 2``, and the regress feature, the next step's input. Module names are those of the released checkpoints.
 
-Shapes: ``B`` sequences, ``L`` inputs, ``d`` hidden size, ``H`` heads, ``Hkv`` key/value heads, ``D`` head size.
+Shapes: ``B`` sequences, ``L`` inputs, ``d`` hidden size.
 """
 
 import torch
@@ -13,21 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vllm_specext.methods.griffin.checkpoint import GriffinShape
-
-KV = tuple[Tensor, Tensor]
-"""Keys and values after the rotary embedding, each ``[B, Hkv, L, D]``."""
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape ``[..., size]``; statistics in float32."""
-        x32 = x.float()
-        return self.weight * (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+from vllm_specext.methods.layers import KV, Attention, RMSNorm, Rotary
 
 
 class FusionMLP(nn.Module):
@@ -58,47 +44,6 @@ class TokenGuidedFusion(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden), embeddings)
 
 
-class Attention(nn.Module):
-    def __init__(self, shape: GriffinShape) -> None:
-        super().__init__()
-        d, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.head_dim, self.rope_theta = shape.head_dim, shape.rope_theta
-        self.groups = shape.heads // shape.kv_heads
-        self.q_proj = nn.Linear(d, q, bias=shape.qkv_bias)
-        self.k_proj = nn.Linear(d, kv, bias=shape.qkv_bias)
-        self.v_proj = nn.Linear(d, kv, bias=shape.qkv_bias)
-        self.o_proj = nn.Linear(q, d, bias=False)
-
-    def queries(self, hidden: Tensor, position_ids: Tensor) -> Tensor:
-        """``[B, H, L, D]``, with the rotary embedding of ``position_ids`` ``[B or 1, L]`` applied."""
-        return rotate(self._split(self.q_proj(hidden)), position_ids, self.rope_theta)
-
-    def keys_values(self, hidden: Tensor, position_ids: Tensor) -> KV:
-        keys = rotate(self._split(self.k_proj(hidden)), position_ids, self.rope_theta)
-        return keys, self._split(self.v_proj(hidden))
-
-    def forward(self, hidden: Tensor, position_ids: Tensor, mask: Tensor, past: KV | None) -> tuple[Tensor, KV]:
-        """``hidden`` ``[B, L, d]`` -> attention output ``[B, L, d]`` and the keys and values so far."""
-        queries = self.queries(hidden, position_ids)
-        keys, values = self.keys_values(hidden, position_ids)
-        if past is not None:
-            keys, values = torch.cat((past[0], keys), dim=2), torch.cat((past[1], values), dim=2)
-        scores = queries @ self.repeat(keys).transpose(2, 3) / self.head_dim**0.5
-        weights = scores.float().masked_fill(~mask, float("-inf")).softmax(dim=-1).to(values.dtype)
-        return self.merge(weights @ self.repeat(values)), (keys, values)
-
-    def repeat(self, keys: Tensor) -> Tensor:
-        """``[B, Hkv, ...]`` -> ``[B, H, ...]``: each key/value head serves a group of query heads."""
-        return keys.repeat_interleave(self.groups, dim=1)
-
-    def merge(self, heads: Tensor) -> Tensor:
-        """``[B, H, L, D]`` -> output projection ``[B, L, d]``."""
-        return self.o_proj(heads.transpose(1, 2).flatten(2))
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-
 class TwoHeadedMLP(nn.Module):
     def __init__(self, shape: GriffinShape) -> None:
         super().__init__()
@@ -117,7 +62,14 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, shape: GriffinShape) -> None:
         super().__init__()
-        self.self_attn = Attention(shape)
+        self.self_attn = Attention(
+            shape.hidden_size,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            Rotary(shape.rope_theta),
+            shape.qkv_bias,
+        )
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = TwoHeadedMLP(shape)
 
@@ -164,13 +116,3 @@ class GriffinDrafter(nn.Module):
         """
         hidden = self.fuse(features, self.embed(token_ids, features.dtype))
         return self.layer(hidden, position_ids, mask, past)
-
-
-def rotate(x: Tensor, position_ids: Tensor, theta: float) -> Tensor:
-    """Rotary embedding, first half of the head paired with the second ("NeoX"). ``x`` ``[B, H, L, D]``."""
-    half = x.shape[-1] // 2
-    frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angles = position_ids[:, None, :, None].float() * frequencies
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,24 +1,22 @@
 """What GRIFFIN needs before vLLM builds its configuration: the checkpoint's folder, checked, and the widths in its
 tensors."""
 
-from pathlib import Path
 from typing import Any
 
-from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.griffin.checkpoint import check_against_target, read_shape
+from vllm_specext.methods.source import drafter_directory
 from vllm_specext.options import GriffinOptions
+from vllm_specext.refusals import Launch
 
-FILES = ["config.json", "model.safetensors", "pytorch_model.bin"]
 
-
-def prepare(options: GriffinOptions, target: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def prepare(options: GriffinOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
     """Values for vLLM's own speculative keys, and overrides of the drafter's ``config.json``.
 
-    ``target`` is the target's ``ModelConfig``. Raises ``ConfigurationError``.
+    Raises ``ConfigurationError``.
     """
-    directory = _directory(options.model, options.revision)
+    directory = drafter_directory(options.model, options.revision)
     shape = read_shape(directory)
-    check_against_target(shape, target.get_hidden_size(), target.get_vocab_size())
+    check_against_target(shape, launch.model.get_hidden_size(), launch.model.get_vocab_size())
     ours = {"method", "model", "revision", "tree_depth", "tree_top_k"}
     fields = options.model_dump(exclude=ours, exclude_none=True)
     overrides = {
@@ -37,22 +35,3 @@ def prepare(options: GriffinOptions, target: Any) -> tuple[dict[str, Any], dict[
         "tie_word_embeddings": False,
     }
     return {**fields, "model": str(directory)}, overrides
-
-
-def _directory(model: str, revision: str | None) -> Path:
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") != 1:
-        raise ConfigurationError(
-            f"speculative-config key 'model' is {model!r}, which is neither a directory nor a hub id (owner/name)."
-        )
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=FILES))
-    except Exception as error:  # the hub client raises many kinds; each means that the drafter cannot be had
-        raise ConfigurationError(
-            f"speculative-config key 'model' is {model!r}, which is no directory and cannot be fetched from the hub "
-            f"({type(error).__name__})."
-        ) from None

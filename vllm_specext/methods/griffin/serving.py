@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
+from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import (
@@ -20,11 +21,19 @@ from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
+    UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.models.llama import LlamaAttention
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+
+from vllm_specext.kernels.token_guided_fusion import (
+    FusionWeights,
+    fused_up_to_rows,
+    token_guided_fusion,
+    token_guided_fusion_of_rank,
+)
 
 
 class FusionMLP(nn.Module):
@@ -49,10 +58,49 @@ class TokenGuidedFusion(nn.Module):
         self.fc = ReplicatedLinear(2 * d, d, bias=True, prefix=f"{prefix}.fc")
         self.post_attention_layernorm = RMSNorm(d, eps=config.rms_norm_eps)
         self.mlp = FusionMLP(config, f"{prefix}.mlp")
+        self.has_kernels = fused_up_to_rows(self.post_attention_layernorm.weight.device, torch.get_default_dtype()) > 0
 
-    def forward(self, features: Tensor, embeddings: Tensor) -> Tensor:
-        hidden, _ = self.fc(torch.cat((embeddings, features), dim=-1))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden), embeddings)
+    def forward(self, features: Tensor, token_ids: Tensor, embed_tokens: nn.Module) -> Tensor:
+        if not self._fuses():
+            embeddings = embed_tokens(token_ids)
+            hidden, _ = self.fc(torch.cat((embeddings, features), dim=-1))
+            return hidden + self.mlp(self.post_attention_layernorm(hidden), embeddings)
+        weights = FusionWeights(
+            fc=self.fc.weight,
+            fc_bias=self.fc.bias,
+            post_norm=self.post_attention_layernorm.weight,
+            input_norm=self.mlp.input_layernorm.weight,
+            up=self.mlp.up_proj.weight,
+            down=self.mlp.down_proj.weight,
+        )
+        eps = self.post_attention_layernorm.variance_epsilon
+        if self.mlp.down_proj.tp_size > 1:
+            hidden, share = token_guided_fusion_of_rank(features, embed_tokens(token_ids), weights, eps)
+            return hidden + tensor_model_parallel_all_reduce(share)
+        if _is_table(embed_tokens, features.dtype):
+            return token_guided_fusion(features, embed_tokens.weight, weights, eps, token_ids)
+        return token_guided_fusion(features, embed_tokens(token_ids), weights, eps)
+
+    def _fuses(self) -> bool:
+        """Quantised linears and those of adapters compute more than a product with ``weight``."""
+        linears = (
+            (self.fc, ReplicatedLinear),
+            (self.mlp.up_proj, ColumnParallelLinear),
+            (self.mlp.down_proj, RowParallelLinear),
+        )
+        return self.has_kernels and all(
+            type(linear) is stock and type(linear.quant_method) is UnquantizedLinearMethod for linear, stock in linears
+        )
+
+
+def _is_table(embed_tokens: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether a row of ``weight`` is all there is to an embedding. It may be the target's module, with an adapter."""
+    if (
+        type(embed_tokens) is not VocabParallelEmbedding
+        or type(embed_tokens.quant_method) is not UnquantizedEmbeddingMethod
+    ):
+        return False
+    return bool(embed_tokens.tp_size == 1) and embed_tokens.weight.dtype == dtype
 
 
 class TwoHeadedMLP(nn.Module):
@@ -105,7 +153,7 @@ class GriffinModel(nn.Module):
         self.layers = nn.ModuleList([GriffinLayer(vllm_config, config, maybe_prefix(prefix, f"layers.{layer_id}"))])
 
     def forward(self, input_ids: Tensor, positions: Tensor, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.fc(hidden_states, self.embed_tokens(input_ids))
+        hidden = self.fc(hidden_states, input_ids, self.embed_tokens)
         return self.layers[0](positions, hidden)
 
 

@@ -1,0 +1,94 @@
+"""Train the bundled MoA drafter for the bundled target, on one CPU core in about half an hour.
+
+Text and measurements are GRIFFIN's (``training_text.py``): acceptance length of greedy chains of 4 on held-out text and
+on the target's own continuations of held-out prefixes that do not loop.
+
+    python -m vllm_specext.demo.train_moa --work WORK --target vllm_specext/demo/models/target \\
+        --out vllm_specext/demo/models/moa
+"""
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM
+
+from vllm_specext.demo.training_text import CHAIN, PROMPT, held_out_rows, training_rows
+from vllm_specext.training.moa_acceptance import measure_moa_acceptance
+from vllm_specext.training.moa_target import endless_rows, last_target_layers
+from vllm_specext.training.train_moa import Recipe, new_drafter, train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder of the encoded corpus (train_target writes it)"
+    )
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--target-layer-inference", type=int, default=0, help="last layers of the target to draft with")
+    parser.add_argument("--without-lsa", action="store_true", help="the mean of the layers' keys and values instead")
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        nargs=2,
+        default=[3, 8],
+        metavar=("FEWEST", "MOST"),
+        help="drafting steps trained for; 1 1 makes no blocks",
+    )
+    parser.add_argument("--steps", type=int, default=1400)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--texts", type=int, default=3500, help="rows of corpus text")
+    parser.add_argument("--continuations", type=int, default=1700, help="rows of the target's own text")
+    parser.add_argument("--lr", type=float, default=8e-3, help="AdamW's; Muon's is five times it")
+    parser.add_argument("--resume", action="store_true", help="go on from what an interrupted run left in OUT")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    started = time.time()
+    target = LlamaForCausalLM.from_pretrained(args.target).float().eval().requires_grad_(False)
+    rows = training_rows(target, args.work, args.texts, args.continuations)
+    print(f"{time.time() - started:.0f} s until the first step", flush=True)
+    recipe = Recipe(
+        steps=args.steps,
+        learning_rate=args.lr,
+        final_learning_rate=0.0,
+        warmup_steps=20,
+        decay_steps=args.steps,
+        optimizer="muon",
+        drafted=tuple(args.blocks),
+        checkpoint_lsa=False,
+        compiled=True,
+    )
+    used = args.target_layer_inference
+    model = new_drafter(
+        target,
+        mlp_size=704,
+        kv_heads=2,
+        lsa_mlp_size=192,
+        lsa_kv_heads=2,
+        with_lsa=not args.without_lsa,
+        target_layer_inference=used,
+    )
+    state = args.out / "resume.pt"
+    if not args.resume:
+        state.unlink(missing_ok=True)
+    last_layers = last_target_layers(target, used) if used else None
+    generator = torch.Generator().manual_seed(2 if args.resume else 1)  # not the first batches once more
+    batches = endless_rows(target, rows, args.batch, generator, used, bfloat16=True, compiled=True)
+    train(model, target.lm_head.weight, last_layers, batches, args.out, recipe, torch.float16, state)
+    figures = {
+        name: {"rows": len(rows), **asdict(measure_moa_acceptance(model, target, rows, PROMPT, CHAIN))}
+        for name, rows in held_out_rows(target, args.work).items()
+    }
+    print(json.dumps(figures, indent=1), f"{time.time() - started:.0f} s", flush=True)
+    (args.out / "acceptance.json").write_text(json.dumps(figures, indent=1) + "\n")
+    state.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The text that the bundled drafters are trained and measured on: the corpus, and the target's own greedy continuations
+of corpus prefixes, which are what a greedy server will verify drafts against."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from vllm_specext.demo.loops import before_loop, is_loop
+from vllm_specext.training.acceptance import greedy_continuations
+
+PROMPT = 96
+LENGTH = 288
+"""Prompt and output of the demonstration's longest requests; a drafter is poor at distances it has not seen."""
+CHAIN = 4
+HELD_OUT_ROWS = 48
+HELD_OUT_LENGTH = 192
+
+
+def windows(path: Path, count: int, length: int, seed: int) -> Tensor:
+    """``[count, length]`` int64 from random places of an encoded corpus."""
+    ids = np.load(path, mmap_mode="r")
+    starts = np.random.default_rng(seed).integers(0, len(ids) - length, count)
+    return torch.from_numpy(np.stack([ids[s : s + length] for s in starts]).astype(np.int64))
+
+
+def training_rows(target: LlamaForCausalLM, work: Path, texts: int, continuations: int) -> list[Tensor]:
+    """``texts`` windows of the corpus, and the target's ``continuations`` of such windows' beginnings, up to a loop."""
+    corpus = work / "train.npy"
+    own = _kept_continuations(target, windows(corpus, continuations, PROMPT, seed=1), LENGTH - PROMPT, work)
+    kept = [PROMPT + before_loop(row[PROMPT:].tolist()) for row in own]
+    print(f"{sum(kept) - PROMPT * len(kept)} tokens of {own[:, PROMPT:].numel()} are not loops", flush=True)
+    return [*windows(corpus, texts, LENGTH, seed=2), *(row[:n] for row, n in zip(own, kept, strict=True))]
+
+
+def held_out_rows(target: LlamaForCausalLM, work: Path) -> dict[str, Tensor]:
+    """Held-out text of each kind, and the target's own continuations of its first tokens that do not loop."""
+    found: dict[str, Tensor] = {}
+    for kind in ("code", "prose"):
+        text = windows(work / f"{kind}.npy", HELD_OUT_ROWS, HELD_OUT_LENGTH, seed=3)
+        own = _kept_continuations(target, text[:, :PROMPT], HELD_OUT_LENGTH - PROMPT, work)
+        straight = [not is_loop(row[PROMPT:].tolist()) for row in own]
+        found |= {f"{kind} text": text, f"{kind} greedy": own[torch.tensor(straight)]}
+    return {name: rows for name, rows in found.items() if len(rows)}
+
+
+def _kept_continuations(target: LlamaForCausalLM, prompts: Tensor, length: int, work: Path) -> Tensor:
+    """`greedy_continuations`, which take minutes, kept in ``work`` for the next training on the same text."""
+    name = hashlib.sha256(prompts.numpy().tobytes() + bytes(str(length), "ascii"))
+    for parameter in target.parameters():
+        name.update(parameter.detach().numpy().tobytes())
+    path = work / f"continuations-{name.hexdigest()[:16]}.npy"
+    if not path.exists():
+        np.save(path, greedy_continuations(target, prompts, length).numpy().astype(np.uint16))
+    return torch.from_numpy(np.load(path).astype(np.int64))

@@ -1,0 +1,218 @@
+"""Drafters' checkpoints on disk, whatever the method: names, shapes and values of files that may be damaged.
+
+A checkpoint is a folder with ``config.json`` and ``model.safetensors`` or, as many are released,
+``pytorch_model.bin``. Whatever is wrong with the files becomes a `ConfigurationError` that names the file and the
+tensor or key; nothing in a file is ever executed.
+"""
+
+import json
+import math
+import pickle
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.layers import RopeScaling, Rotary
+
+SAFETENSORS = "model.safetensors"
+BIN = "pytorch_model.bin"
+MAX_DIMENSION = 2**24
+"""No real vocabulary or width comes near; larger numbers are damage."""
+
+Shapes = dict[str, tuple[int, ...]]
+"""Of tensors, by name."""
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def weights_file(directory: Path) -> Path:
+    for name in (SAFETENSORS, BIN):
+        if (directory / name).is_file():
+            return directory / name
+    raise ConfigurationError(f"{directory} has neither {SAFETENSORS} nor {BIN}.")
+
+
+def tensor_shapes(path: Path) -> Shapes:
+    """From the header alone: no weight is read."""
+    if path.name == BIN:
+        found = {name: (tuple(x.shape), x.is_floating_point()) for name, x in _load_bin(path, "meta").items()}
+    else:
+        try:
+            with safe_open(path, framework="pt") as file:
+                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                found = {name: (tuple(x.get_shape()), x.get_dtype() in _FLOATS) for name, x in slices.items()}
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(path) from error
+    for name, (_, is_floating) in found.items():
+        if not is_floating:
+            raise ConfigurationError(f"{path}: tensor {name} does not hold floating-point numbers.")
+    return {name: shape for name, (shape, _) in found.items() if not _is_ignored(name)}
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors by name, on the CPU and in the file's dtype."""
+    tensors = _load_bin(path, "cpu") if path.name == BIN else _load_safetensors(path)
+    return {name: tensor for name, tensor in tensors.items() if not _is_ignored(name)}
+
+
+def write_files(directory: Path, config: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """``config.json`` and ``model.safetensors``, the tensors in ``dtype``."""
+    config = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    save_file(stored, directory / SAFETENSORS, metadata={"format": "pt"})
+
+
+def check_names(path: Path, kind: str, found: Iterable[str], required: Iterable[str]) -> None:
+    """Exactly the ``required`` names; ``kind`` is what the file should have been."""
+    found, required = list(found), list(required)
+    missing = [name for name in required if name not in found]
+    unexpected = sorted(name for name in found if name not in required)
+    for problem, names in (("lacks", missing), ("has the unexpected", unexpected)):
+        if names:
+            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            plural = "s" if len(names) > 1 else ""
+            raise ConfigurationError(f"{path} is not a {kind} checkpoint: it {problem} tensor{plural} {listed}.")
+
+
+def check_sizes(path: Path, found: Shapes) -> None:
+    for name, sizes in found.items():
+        if any(not 1 <= size <= MAX_DIMENSION for size in sizes):
+            raise ConfigurationError(
+                f"{path}: tensor {name} has shape {list(sizes)}; every size must be in 1..{MAX_DIMENSION}."
+            )
+
+
+def check_shapes(path: Path, found: Shapes, wanted: Shapes) -> None:
+    for name, shape in wanted.items():
+        if found[name] != shape:
+            raise ConfigurationError(f"{path}: tensor {name} has shape {list(found[name])}; expected {list(shape)}.")
+
+
+def matrix(path: Path, found: Shapes, name: str) -> tuple[int, int]:
+    """Rows and columns of a tensor that must be a matrix."""
+    shape = found[name]
+    if len(shape) != 2:
+        raise ConfigurationError(f"{path}: tensor {name} has shape {list(shape)}; expected two dimensions.")
+    return shape[0], shape[1]
+
+
+def kv_and_head_size(path: Path, found: Shapes, attention: str, heads: int) -> tuple[int, int]:
+    """Key/value heads, and the size of one head, of the projections under ``attention`` with ``heads`` query heads."""
+    q_rows, kv_rows = (matrix(path, found, f"{attention}.{x}_proj.weight")[0] for x in "qk")
+    head_dim, rest = divmod(q_rows, heads)
+    if rest or head_dim % 2:
+        raise ConfigurationError(
+            f"{path}: tensor {attention}.q_proj.weight has {q_rows} rows, which num_attention_heads = {heads} of "
+            "config.json does not divide into heads of an even size."
+        )
+    kv_heads, rest = divmod(kv_rows, head_dim)
+    if rest or heads % kv_heads:
+        raise ConfigurationError(
+            f"{path}: tensor {attention}.k_proj.weight has {kv_rows} rows; with {heads} query heads of size "
+            f"{head_dim}, expected {head_dim} times a divisor of {heads}."
+        )
+    return kv_heads, head_dim
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise ConfigurationError(f"{directory} is not a directory.")
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{directory} has no config.json.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is not valid JSON.") from error
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"{path} does not hold a JSON object.")
+    return config
+
+
+def positive(directory: Path, config: dict[str, Any], key: str, kind: type[int] | type[float]) -> Any:
+    """``config[key]``, which must be a positive finite number of this ``kind``."""
+    value = config.get(key)
+    allowed = (int,) if kind is int else (int, float)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, allowed)
+        or not (0 < value <= 2**31)
+        or not math.isfinite(value)
+    ):
+        noun = "a positive integer" if kind is int else "a positive number"
+        raise ConfigurationError(f"{directory / 'config.json'}: {key} is {value!r}; expected {noun}.")
+    return kind(value)
+
+
+def read_rotary(
+    directory: Path, config: dict[str, Any], kinds: Sequence[str], default_theta: float | None = None
+) -> Rotary:
+    """From the top level, or from ``rope_parameters``, where newer versions of transformers put it."""
+    theta = {"rope_theta": config.get("rope_theta", default_theta)}
+    scaling = None
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = config.get(key)
+        if rope is None:
+            continue
+        if not isinstance(rope, dict):
+            raise ConfigurationError(f"{directory / 'config.json'}: {key} is {rope!r}; expected a JSON object.")
+        scaling = scaling or read_rope_scaling(f"{directory / 'config.json'}: {key}", rope, kinds)
+        theta["rope_theta"] = rope.get("rope_theta", theta["rope_theta"])
+    return Rotary(positive(directory, theta, "rope_theta", float), scaling)
+
+
+def read_rope_scaling(place: str, rope: dict[str, Any], kinds: Sequence[str]) -> RopeScaling | None:
+    """What transformers' ``rope`` says about scaling, of one of ``kinds``; ``place`` is where it stands."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in kinds:
+        raise ConfigurationError(f"{place} has the type {kind!r}; supported here: {', '.join(map(repr, kinds))}.")
+    if kind == "default":
+        return None
+    keys = ["factor"] if kind == "linear" else [field.name for field in fields(RopeScaling)][1:]
+    for key in keys:
+        value = rope.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ConfigurationError(f"{place} has {key} = {value!r}; expected a positive number.")
+    scaling = RopeScaling(kind, **{key: rope[key] for key in keys})
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise ConfigurationError(f"{place} has a low_freq_factor that is not below its high_freq_factor.")
+    return scaling
+
+
+def _is_ignored(name: str) -> bool:
+    return name.endswith(".rotary_emb.inv_freq")
+
+
+def _load_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(path) from error
+
+
+def _load_bin(path: Path, device: str) -> dict[str, Tensor]:
+    try:
+        loaded = torch.load(path, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        raise ConfigurationError(
+            f"{path} is damaged or holds something other than tensors, which is not loaded."
+        ) from error
+    except Exception as error:  # a damaged archive can fail in any layer of the reader
+        raise _unreadable(path) from error
+    if not isinstance(loaded, dict) or not all(isinstance(x, Tensor) for x in loaded.values()):
+        raise ConfigurationError(f"{path} does not hold a mapping from names to tensors.")
+    return {str(name): tensor for name, tensor in loaded.items()}
+
+
+def _unreadable(path: Path) -> ConfigurationError:
+    return ConfigurationError(f"{path} is truncated or damaged: its tensors cannot be read.")

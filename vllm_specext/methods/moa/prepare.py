@@ -1,0 +1,79 @@
+"""What MoA needs before vLLM builds its configuration: the checkpoint's folder, checked, and the widths in its
+tensors."""
+
+from dataclasses import asdict
+from typing import Any
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.moa.checkpoint import MoAShape, TargetSizes, check_against_target, read_shape
+from vllm_specext.methods.source import drafter_directory
+from vllm_specext.options import MoAOptions
+from vllm_specext.refusals import LLAMA_LIKE, Launch
+
+
+def prepare(options: MoAOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values for vLLM's own speculative keys, and overrides of the drafter's ``config.json``.
+
+    Raises ``ConfigurationError``.
+    """
+    from vllm_specext.methods.moa.config import register
+
+    register()
+    target = launch.model
+    directory = drafter_directory(options.model, options.revision)
+    shape = read_shape(directory)
+    layers = target.hf_text_config.num_hidden_layers
+    sizes = TargetSizes(
+        hidden_size=target.get_hidden_size(),
+        vocab_size=target.get_vocab_size(),
+        layers=layers,
+        kv_width=2 * target.get_total_num_kv_heads() * target.get_head_size(),
+    )
+    check_against_target(shape, sizes)
+    inference = shape.target_layer_inference
+    if options.target_layer_inference is not None:
+        inference = options.target_layer_inference
+        if inference > layers:
+            raise ConfigurationError(
+                f"speculative-config key 'target_layer_inference' is {inference}, but the target has {layers} layers: "
+                f"at most {layers} are allowed."
+            )
+    architecture = target.architectures[0]
+    if inference > 0 and architecture not in LLAMA_LIKE:
+        raise ConfigurationError(
+            f"method 'moa' with target_layer_inference {inference} cannot run the last layers of a {architecture}; it "
+            f"knows {', '.join(LLAMA_LIKE)}, and target_layer_inference 0 works with others."
+        )
+    if inference > 0 and launch.arguments.enable_lora:
+        raise ConfigurationError(
+            f"method 'moa' with target_layer_inference {inference} cannot be combined with --enable-lora, because the "
+            "target's last layers would run over drafted tokens without their adapters; target_layer_inference 0 can."
+        )
+    ours = {"method", "model", "revision", "tree_depth", "tree_top_k", "target_layer_inference"}
+    fields = options.model_dump(exclude=ours, exclude_none=True)
+    # What the drafter keeps of a token depends on that token and those before it alone, so that all of a cached prefix
+    # can be used.
+    fields["disable_eagle_block_drop"] = True
+    return {**fields, "model": str(directory)}, _overrides(shape, inference)
+
+
+def _overrides(shape: MoAShape, target_layer_inference: int) -> dict[str, Any]:
+    rotary: dict[str, Any] = {"rope_type": "default"}
+    if shape.rope_scaling is not None:
+        rotary = asdict(shape.rope_scaling)
+        rotary["rope_type"] = rotary.pop("kind")
+    return {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.self_attention.mlp_size,
+        "num_hidden_layers": 2,
+        "num_attention_heads": shape.self_attention.heads,
+        "num_key_value_heads": shape.self_attention.kv_heads,
+        "head_dim": shape.self_attention.head_dim,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_parameters": {**rotary, "rope_theta": shape.rope_theta},
+        "max_position_embeddings": shape.max_position_embeddings,
+        "tie_word_embeddings": False,
+        "target_layer_inference": target_layer_inference,
+        "moa_shape": asdict(shape),
+    }

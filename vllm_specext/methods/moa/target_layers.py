@@ -1,0 +1,50 @@
+"""Target-layer inference: the target's last layers, frozen, over the drafter's feature.
+
+The feature stands for the residual stream that enters the first of them. For verified tokens they read the target's
+own keys and values; for drafted tokens those that they make of the drafter's features, which verification throws away.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vllm_specext.methods.layers import KV, RMSNorm, Rotary
+from vllm_specext.methods.moa.checkpoint import LayerShape
+from vllm_specext.methods.moa.model import DecoderLayer
+
+
+class TargetLayers(nn.Module):
+    """Layers and final norm under the names that they have in Llama's and Qwen2's ``model``."""
+
+    def __init__(self, shapes: Sequence[LayerShape], rms_norm_eps: float, rotary: Rotary) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([DecoderLayer(shape, rms_norm_eps, rotary) for shape in shapes])
+        self.norm = RMSNorm(shapes[-1].width, rms_norm_eps)
+
+    def forward(
+        self, features: Tensor, position_ids: Tensor, mask: Tensor | None, pasts: Sequence[KV]
+    ) -> tuple[Tensor, list[KV]]:
+        """``features`` ``[B, T, E]`` -> the input of ``lm_head`` ``[B, T, E]``, and each layer's keys and values.
+
+        ``pasts`` are the keys and values of each layer before: verified, then drafted. ``mask`` bool ``[B or 1, 1, T,
+        past + T]``.
+        """
+        kvs = []
+        for layer, past in zip(self.layers, pasts, strict=True):
+            features, kv = layer(features, position_ids, mask, past)
+            kvs.append(kv)
+        return self.norm(features), kvs
+
+
+def two_key_sets(last_verified: Tensor) -> Tensor:
+    """The mask ``[B, 1, T, 2T]`` with which `TargetLayers` run over whole sequences as they run when drafting.
+
+    The first ``T`` keys are the target's own, visible up to ``last_verified`` ``[B, T]``; the others come from the
+    drafter's features and are visible from there to the query.
+    """
+    length = last_verified.shape[1]
+    keys = torch.arange(length, device=last_verified.device)
+    verified = keys <= last_verified[..., None]
+    causal = keys <= keys[:, None]
+    return torch.cat((verified, causal & ~verified), dim=-1)[:, None]

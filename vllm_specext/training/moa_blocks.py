@@ -1,0 +1,43 @@
+"""What a query of MoA's training may see: the text in blocks of random length, so that one pass over a sequence stands
+for drafting steps near and far from the verified text.
+
+A *boundary* is a position whose own keys and values count as verified. Query ``i`` sees the memory of all tokens up to
+the last boundary at or before it, which is what it would see in step ``i - boundary`` of drafting after verifying the
+boundary. Boundaries themselves see more than a drafter could.
+"""
+
+import torch
+from torch import Tensor
+
+
+def sample_boundaries(response: Tensor, drafted: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """``[B, T]``, true at boundaries: what is not ``response`` ``[B, T]``, the first position, and in each row every
+    ``K + 1``-th position of the sequence, with ``K`` uniform in ``drafted``, both ends included."""
+    low, high = drafted
+    every = torch.randint(low + 1, high + 2, (len(response), 1), generator=generator).to(response.device)
+    positions = torch.arange(response.shape[1], device=response.device)
+    return ~response.bool() | (positions % every == 0)
+
+
+def last_verified(boundaries: Tensor) -> Tensor:
+    """The last boundary at or before each position: ``[B, T]``."""
+    positions = torch.arange(boundaries.shape[1], device=boundaries.device)
+    return (positions * boundaries).cummax(dim=1).values
+
+
+def memory_mask(last: Tensor) -> Tensor:
+    """CA's mask ``[B, 1, T, T]``: everything up to the last boundary."""
+    keys = torch.arange(last.shape[1], device=last.device)
+    return (keys <= last[..., None])[:, None]
+
+
+def token_mask(last: Tensor, block_only: Tensor) -> Tensor:
+    """SA's mask ``[B, 1, T, T]``: causal, and in rows where ``block_only`` ``[B]`` is true the query's block alone.
+
+    The second is the "staircase" with which training begins: it leaves SA no way to do without the memory.
+    """
+    keys = torch.arange(last.shape[1], device=last.device)
+    queries = keys[:, None]
+    causal = keys <= queries
+    own_block = (keys > last[..., None]) | (keys == queries)
+    return (causal & (own_block | ~block_only[:, None, None]))[:, None]

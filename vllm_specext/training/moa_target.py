@@ -1,0 +1,122 @@
+"""What MoA's training takes from the frozen target: keys and values of all layers, and the features to imitate."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.checkpoints import read_rope_scaling
+from vllm_specext.methods.layers import KV, Rotary
+from vllm_specext.methods.moa.checkpoint import ROPE_KINDS, LayerShape
+from vllm_specext.methods.moa.target_layers import TargetLayers
+from vllm_specext.training.features import endless_order, pad, present
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """Text as the target sees it, padded on the right.
+
+    ``embeddings`` ``[B, T, E]``; ``kv`` ``[B, T, L, W]`` in the order of `vllm_specext.methods.moa.model`; ``entry``
+    ``[B, T, E]``, the residual stream that enters the last ``N`` layers, and ``last_kvs``, the keys and values of
+    those; ``features`` ``[B, T, E]``, the input of ``lm_head``; ``response`` ``[B, T]`` bool, where the drafter shall
+    learn. Without target-layer inference ``entry`` is ``features``.
+    """
+
+    embeddings: Tensor
+    kv: Tensor
+    entry: Tensor
+    features: Tensor
+    last_kvs: list[KV]
+    response: Tensor
+
+
+@torch.no_grad()
+def target_rows(target: "PreTrainedModel", token_ids: Tensor, response: Tensor, last_layers: int) -> TargetRows:
+    """Run ``target``, a causal language model of transformers, over ``token_ids`` ``[B, T]``."""
+    # Causal attention: what is padded on the right cannot reach a real position.
+    output = target.base_model(token_ids, use_cache=True, output_hidden_states=last_layers > 0)
+    kvs = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
+    features = output.last_hidden_state
+    return TargetRows(
+        embeddings=target.get_input_embeddings()(token_ids),
+        kv=torch.stack([side_by_side(kv) for kv in kvs], dim=2),
+        entry=output.hidden_states[-1 - last_layers] if last_layers else features,
+        features=features,
+        last_kvs=kvs[len(kvs) - last_layers :],
+        response=response,
+    )
+
+
+def side_by_side(kv: KV) -> Tensor:
+    """One layer's keys and values ``[B, Hkv, T, D]`` -> ``[B, T, 2 · Hkv · D]``: ``[k_0 | v_0 | k_1 | v_1 | ...]``."""
+    return torch.cat(kv, dim=-1).transpose(1, 2).flatten(2)
+
+
+def endless_rows(
+    target: "PreTrainedModel",
+    rows: Sequence[Tensor],
+    size: int,
+    generator: torch.Generator,
+    last_layers: int = 0,
+    *,
+    bfloat16: bool = False,
+    compiled: bool = False,
+) -> Iterator[TargetRows]:
+    """``size`` random rows of token ids at a time, all ``rows`` once before any comes again; all positions count.
+
+    Every batch is as long as the longest row, so that what is compiled for one fits all.
+    """
+    device = target.lm_head.weight.device
+    longest = max(len(row) for row in rows)
+    order = endless_order(len(rows), generator)
+    run = torch.compile(target_rows) if compiled else target_rows
+    while True:
+        chosen = [rows[next(order)] for _ in range(size)]
+        token_ids = pad([*chosen, torch.zeros(longest)])[:-1].to(device)
+        lengths = torch.tensor([len(row) for row in chosen], device=device)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
+            seen = run(target, token_ids, present(token_ids, lengths), last_layers)
+        yield seen
+
+
+def last_target_layers(target: "PreTrainedModel", count: int) -> TargetLayers:
+    """The target's last ``count`` layers and its final norm, frozen; the weights are shared."""
+    config = target.config
+    if not 1 <= count <= config.num_hidden_layers:
+        raise ConfigurationError(
+            f"target_layer_inference is {count}, but the target has {config.num_hidden_layers} layers; expected at "
+            "most as many."
+        )
+    layers = target.base_model.layers[-count:]
+    shapes = [target_layer_shape(target)] * count
+    with torch.device("meta"):
+        copy = TargetLayers(shapes, config.rms_norm_eps, target_rotary(config))
+    weights = {f"norm.{name}": x for name, x in target.base_model.norm.state_dict().items()}
+    weights |= {f"layers.{name}": x for name, x in layers.state_dict().items()}
+    copy.load_state_dict(weights, assign=True)
+    return copy.requires_grad_(False)
+
+
+def target_layer_shape(target: "PreTrainedModel") -> LayerShape:
+    config = target.config
+    attention = target.base_model.layers[0].self_attn
+    return LayerShape(
+        width=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=attention.head_dim,
+        mlp_size=config.intermediate_size,
+        qkv_bias=attention.q_proj.bias is not None,
+    )
+
+
+def target_rotary(config: Any) -> Rotary:
+    """Rotary positions of a target of transformers 5."""
+    rope = config.rope_parameters
+    return Rotary(float(rope["rope_theta"]), read_rope_scaling("rope_parameters of the target", rope, ROPE_KINDS))
