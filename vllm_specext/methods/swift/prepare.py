@@ -1,0 +1,38 @@
+"""What SWIFT needs before vLLM builds its configuration: a target with layers that it can skip."""
+
+from pathlib import Path
+from typing import Any
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.swift.layers import num_skipped
+from vllm_specext.methods.swift.stored import Target, check_target, read_found
+from vllm_specext.options import SwiftOptions
+from vllm_specext.refusals import LLAMA_LIKE, Launch
+
+
+def prepare(options: SwiftOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values for vLLM's own speculative keys; nothing is overridden, because there is no drafter."""
+    target = describe(launch.model)
+    if target.architecture not in LLAMA_LIKE:
+        raise ConfigurationError(
+            f"method 'swift' cannot skip layers of a {target.architecture}; it knows {', '.join(LLAMA_LIKE)}."
+        )
+    num_skipped(target.layers, options.swift_skip_ratio)
+    if options.swift_layers is not None:
+        path = Path(options.swift_layers)
+        check_target(path, read_found(path), target)
+    fields = options.model_dump(include={"num_speculative_tokens", "num_speculative_tokens_per_batch_size"})
+    # Nothing is kept of a draft, so all of a cached prefix can be used.
+    fields["disable_eagle_block_drop"] = True
+    return {name: value for name, value in fields.items() if value is not None}, {}
+
+
+def describe(model: Any) -> Target:
+    """``model`` is the target's ``ModelConfig``."""
+    return Target(
+        model=model.model,
+        architecture=model.architectures[0],
+        layers=model.hf_text_config.num_hidden_layers,
+        hidden_size=model.get_hidden_size(),
+        vocab_size=model.get_vocab_size(),
+    )

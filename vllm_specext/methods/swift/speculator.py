@@ -1,0 +1,223 @@
+"""SWIFT on vLLM's V2 runner.
+
+A draft is a chain that the target writes with some of its sub-layers left out, over its own cache: keys and values of
+drafted tokens go to the slots from the last sampled token on, which the next verification overwrites in all layers.
+Around the chain hang the alternatives of the levels at which the drafter was unsure (``candidates.py``). Drafting ends
+when no request's chain goes on, which the host has to ask after every level: a level costs half a pass of the target,
+and one that nobody needs would cost more than the question.
+
+After the drafts of a step one candidate set is evaluated, on the last tokens of one request: all but the newest of them
+once more, with the candidate, in one pass. It sees the text before them as the target has cached it and keeps its own
+keys and values in slots behind the text.
+Shapes: ``R`` requests, ``D`` levels, ``W`` tokens of the window.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.v1.worker.gpu.input_batch import InputBatch
+
+from vllm_specext.engine.requests import Drafting
+from vllm_specext.engine.tree_growth import TreeGrower
+from vllm_specext.methods.swift.candidates import NUM_CANDIDATES, draft_tree, goes_on
+from vllm_specext.methods.swift.drafter import SelfDrafter
+from vllm_specext.methods.swift.layers import SkipSet, num_skipped
+from vllm_specext.methods.swift.search import Candidate, Search, SearchOptions
+from vllm_specext.methods.swift.stored import read_found
+from vllm_specext.methods.swift.suggestion import BayesianSuggester
+from vllm_specext.options import SwiftOptions
+from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.expansion import best_tokens
+from vllm_specext.tree.topology import Topology, pack
+
+
+class SwiftSpeculator(TreeGrower):
+    is_recurrent = False
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        options = vllm_config.speculative_config.options
+        assert isinstance(options, SwiftOptions)
+        self.options = options
+        self.window = options.swift_context_window
+        # Node i of the window's pass is slot i behind the text before it: the window itself, the last sampled token,
+        # then the keys and values of this pass, of which a row sees its own and those before.
+        node = torch.arange(2 * self.window + 1, device=device)
+        row = torch.arange(self.window, device=device)[:, None] + self.window + 1
+        self.window_sees = pack((node > self.window) & (node <= row))[None]
+        self.levels_drafted = np.zeros(self.max_num_reqs, dtype=np.int64)
+
+    def make_buffers(self, shape: TreeShape) -> None:
+        super().make_buffers(shape)
+        slots = self.max_num_reqs
+        self.root_ids = torch.zeros(slots, dtype=torch.int64, device=self.device)
+
+    def make_drafter(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
+        layers = len(target_model.model.layers)
+        given = self.options.swift_layers
+        start = SkipSet.uniform(layers) if given is None else read_found(Path(given)).skipped
+        ratio = self.options.swift_skip_ratio
+        search = SearchOptions(
+            swift_skip_ratio=ratio,
+            swift_max_score=self.options.swift_max_score,
+            swift_max_steps=self.options.swift_max_steps if given is None else 0,
+            swift_bayes_interval=self.options.swift_bayes_interval,
+        )
+        suggester = BayesianSuggester(layers, num_skipped(layers, ratio))
+        if search.swift_max_steps and search.swift_bayes_interval:
+            suggester.start()
+        self.search = Search(start, search, suggester)
+        self.target_names = set(target_attn_layer_names)
+        return SelfDrafter(target_model, start)
+
+    def row_layer_names(self) -> set[str]:
+        return self.target_names
+
+    def capture(self) -> None:
+        """Nothing: the passes change with the set, and their number with what is drafted."""
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: dict[str, Any],
+        slot_mappings: dict[str, Tensor],
+        last_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        next_prefill_tokens: Tensor,
+        temperature: Tensor,
+        *args: Any,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        nodes = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
+        batch, requests = input_batch, input_batch.num_reqs
+        drafted = self.draft_tokens[:requests]
+        self.draft_lengths = None
+        if skip_attn_for_dummy_run or not attn_metadata or self.trees is None or nodes == 0:
+            return drafted
+        slots = batch.idx_mapping
+        sampled, prompt = last_sampled.view(-1)[slots], next_prefill_tokens.view(-1)[slots]
+        self.root_ids[:requests] = torch.where(num_sampled > 0, sampled, prompt.to(sampled.dtype))
+        self.tree_starts[:requests] = batch.seq_lens[:requests] - num_rejected[:requests] + self.root_slots
+        self.writes[:requests] = not dummy_run
+        tokens, log_probs = self._draft_chains(batch, nodes)
+        tree = draft_tree(
+            tokens,
+            log_probs,
+            sampled=temperature[slots] > 0,
+            confidence=self.options.swift_confidence,
+            nodes=nodes,
+            max_levels=self.trees.shape.levels,
+        )
+        drafted[:, :nodes] = tree.tokens
+        if dummy_run:
+            return drafted
+        lengths = self._keep(batch, drafted, nodes, tokens, tree.topology, tree.num_nodes)
+        self._learn(batch, num_sampled, lengths)
+        return drafted
+
+    def _draft_chains(self, batch: InputBatch, nodes: int) -> tuple[Tensor, Tensor]:
+        """The most likely tokens of every level and their log-probabilities, ``[R, D, candidates]``."""
+        assert self.trees is not None
+        requests = batch.num_reqs
+        self.model.skipped = self.search.active
+        roots = self.tree_starts[:requests, None] - self.root_slots
+        longest = int(batch.seq_lens_cpu_upper_bound[:requests].max()) + self.root_slots
+        ids = self.root_ids[:requests, None]
+        alive = torch.ones(requests, dtype=torch.bool, device=self.device)
+        found = []
+        for level in range(min(nodes, self.trees.shape.levels)):
+            features, _ = self.run_rows(
+                ids=ids,
+                features=None,
+                positions=roots + level,
+                slots=roots + level,
+                written=self.writes[:requests, None],
+                prefix_lens=roots[:, 0],
+                visible=self.trees.causal[level].expand(requests, 1, -1),
+                num_nodes=level + 1,
+                longest=longest + level,
+            )
+            found.append(best_tokens(self.model.compute_logits(features), NUM_CANDIDATES))
+            tokens, log_probs = found[-1]
+            ids = tokens[:, :1]
+            alive = alive & goes_on(log_probs[:, 0], self.options.swift_confidence)
+            if not alive.any():
+                break
+        tokens, log_probs = (torch.stack(parts, dim=1) for parts in zip(*found, strict=True))
+        return tokens, log_probs
+
+    def _keep(
+        self, batch: InputBatch, drafted: Tensor, nodes: int, tokens: Tensor, topology: Topology, num_nodes: Tensor
+    ) -> np.ndarray:
+        """Hand the trees to verification, chains where a request needs one; the number of nodes of each, ``[R]``."""
+        assert self.trees is not None
+        needs_chain = self.trees.kinds[batch.idx_mapping_np] != Drafting.TREE
+        levels = topology.depths.masked_fill(topology.depths > self.trees.shape.levels, 0).amax(dim=1)
+        if needs_chain.any():
+            chosen = torch.from_numpy(needs_chain).to(self.device, non_blocking=True)[:, None]
+            chain = torch.zeros_like(drafted[:, :nodes])
+            depth = min(nodes, tokens.shape[1])
+            chain[:, :depth] = tokens[:, :depth, 0]
+            drafted[:, :nodes] = torch.where(chosen, chain, drafted[:, :nodes])
+            topology = topology.where(chosen, Topology.chain(batch.num_reqs, nodes, self.device))
+            num_nodes = torch.where(chosen[:, 0], levels, num_nodes)
+        self.trees.write(batch.idx_mapping, batch.idx_mapping_np, topology, needs_chain)
+        lengths, levels_np = torch.stack((num_nodes, levels)).cpu().numpy()
+        self.draft_lengths = lengths
+        self.levels_now = levels_np
+        return lengths
+
+    def _learn(self, batch: InputBatch, num_sampled: Tensor, lengths: np.ndarray) -> None:
+        slots = batch.idx_mapping_np
+        accepted = (num_sampled[: batch.num_reqs] - 1).clamp(min=0).cpu().numpy()
+        drafts = batch.num_draft_tokens_per_req
+        if drafts is not None:
+            for place in np.flatnonzero(drafts):
+                self.search.note_acceptance(int(accepted[place]), int(self.levels_drafted[slots[place]]))
+        self.levels_drafted[slots] = self.levels_now
+        candidate = self.search.propose()
+        if candidate is not None:
+            self._evaluate(batch, candidate)
+
+    def _evaluate(self, batch: InputBatch, candidate: Candidate) -> None:
+        """One step of the search, if the first request has a window of its own text."""
+        root = int(self.tree_starts[0]) - self.root_slots
+        first = root - self.window
+        prompt = int(self.req_states.prompt_len.np[batch.idx_mapping_np[0]])
+        if first < prompt or root + self.window + 1 >= self.max_model_len:
+            return
+        text = self.req_states.all_token_ids.gpu[batch.idx_mapping[0], first : root + 1].long()
+        score = self._matchness(batch, candidate.skipped, text, first)
+        incumbent = None
+        if self.search.needs_incumbent(candidate, score):
+            incumbent = self._matchness(batch, self.search.active, text, first)
+        self.search.settle(candidate, score, incumbent)
+
+    def _matchness(self, batch: InputBatch, skipped: SkipSet, text: Tensor, first: int) -> float:
+        """The share of ``text`` ``[W + 1]``, which begins at position ``first``, that follows from the token before."""
+        self.model.skipped = skipped
+        row = torch.arange(self.window, device=self.device)[None]
+        features, _ = self.run_rows(
+            ids=text[None, :-1],
+            features=None,
+            positions=row + first,
+            slots=row + first + self.window + 1,
+            written=self.writes[:1, None],
+            prefix_lens=torch.full((1,), first, device=self.device),
+            visible=self.window_sees,
+            num_nodes=2 * self.window + 1,
+            longest=first + 2 * self.window + 1,
+        )
+        predicted = self.model.compute_logits(features).argmax(dim=-1)
+        return float((predicted == text[1:]).float().mean())

@@ -1,0 +1,124 @@
+"""Bayesian suggestions that never hold up the engine.
+
+They take seconds of a core, much of it under Python's lock, so a process of its own computes them, on one thread and at
+low priority. It starts when told to or else with the first suggestion, and ends with the engine, however that ends. A
+pipe to a program and not `multiprocessing`: vLLM's workers are daemons, which may have no such children, and spawning
+would run the user's script again. What is suggested follows from the observations and the seed alone; when it is there
+depends on the machine. If the process fails, there are no more suggestions and the search goes on at random.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+
+from vllm_specext.methods.swift.layers import SkipSet, num_variables
+from vllm_specext.methods.swift.search import Observation
+
+logger = logging.getLogger(f"vllm.{__name__}")  # a child of vLLM's logger, whose handlers and level it shares
+
+ANSWER_BYTES = 1 << 16
+
+
+class BayesianSuggester:
+    """A `Suggester`; at most one suggestion is under way."""
+
+    def __init__(self, layers: int, skipped: int, seed: int = 1) -> None:
+        """For sets that skip ``skipped`` sub-layers of a target with ``layers`` layers."""
+        self._layers = layers
+        self._skipped = skipped
+        self._seed = seed
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize | None = None
+        self._is_busy = self._has_failed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, where it runs."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start the process, which takes seconds to load its libraries."""
+        if self._process is not None or self._has_failed:
+            return
+        try:
+            self._start()
+        except OSError as error:
+            self._give_up(str(error))
+
+    def ask(self, observations: Sequence[Observation]) -> None:
+        if self._is_busy or not observations:
+            return
+        self.start()
+        if self._process is None:
+            return
+        request = {
+            "variables": num_variables(self._layers),
+            "skipped": self._skipped,
+            "seed": self._seed,
+            # As bits, so that a request fits into an empty pipe and writing never waits.
+            "points": [f"{sum(1 << variable for variable in skipped.variables):x}" for skipped, _ in observations],
+            "scores": [score for _, score in observations],
+        }
+        self._seed += 1
+        line = json.dumps(request).encode() + b"\n"
+        try:
+            assert self._process.stdin is not None
+            self._is_busy = os.write(self._process.stdin.fileno(), line) == len(line)
+        except OSError as error:
+            self._give_up(str(error))
+            return
+        if not self._is_busy:
+            self._give_up(f"{len(line)} bytes are too many for its pipe")
+
+    def ready(self) -> SkipSet | None:
+        if not self._is_busy:
+            return None
+        assert self._process is not None
+        assert self._process.stdout is not None
+        try:
+            # A line is written at once and is far shorter.
+            line = os.read(self._process.stdout.fileno(), ANSWER_BYTES)
+            found = SkipSet.of(self._layers, json.loads(line)) if line else None
+        except BlockingIOError:
+            return None
+        except (OSError, ValueError) as error:
+            self._give_up(str(error))
+            return None
+        if found is None:
+            self._give_up(f"it ended with status {self._process.poll()}")
+        self._is_busy = False
+        return found
+
+    def close(self) -> None:
+        """End the process, whatever it is at."""
+        if self._end is not None:
+            self._end()
+        self._process, self._end, self._is_busy = None, None, False
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "vllm_specext.methods.swift.suggestion_process", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the engine
+        )
+        self._end = weakref.finalize(self, _end, self._process)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+
+    def _give_up(self, reason: str) -> None:
+        logger.warning("SWIFT's Bayesian suggestions are over (%s); the search goes on at random.", reason)
+        self.close()
+        self._has_failed = True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with process:  # closes the pipes and reaps it
+        pass

@@ -1,0 +1,47 @@
+"""The process that computes suggestions: a request per line of standard input, a line of variables in answer.
+
+It runs on one thread and at low priority, set before numpy is loaded, and ends with its parent.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+
+NICE = 10
+"""A tenth of a core where the engine takes all of them, as on a CPU; at 19 no suggestion would ever be ready."""
+
+PARENT_INTERVAL = 0.5
+"""Seconds between two looks whether the parent is alive."""
+
+
+def end_with(parent: int) -> None:
+    """End this process as soon as ``parent`` is no longer its parent."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_INTERVAL)
+    os._exit(0)
+
+
+def answer(line: str) -> str:
+    from vllm_specext.methods.swift.bayes import suggest
+
+    request = json.loads(line)
+    points = [
+        [int(point, 16) >> variable & 1 for variable in range(request["variables"])] for point in request["points"]
+    ]
+    return json.dumps(suggest(points, request["scores"], request["skipped"], request["seed"]))
+
+
+def main() -> None:
+    threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    os.nice(NICE)
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    import vllm_specext.methods.swift.bayes  # noqa: F401  (takes seconds, so before the first request)
+
+    for line in sys.stdin:
+        print(answer(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
