@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export VENV FLAVOUR PYTHON PIP_OPTIONS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve bench test test-fast lint format clean
+.PHONY: help setup demo serve bench test test-all test-fast lint format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,11 +23,14 @@ serve: setup ## Leave an OpenAI server with GRIFFIN drafts running on the bundle
 bench: setup ## Measure the bundled models with and without drafts at 1, 4 and 16 concurrent requests
 	@$(BIN)/python -m benchmarks.concurrency --output benchmarks/results
 
-test: setup ## Run every test
+test: setup ## Run the tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+test-all: setup ## Run the tests, with the further engine configurations that `test` leaves out
+	@$(BIN)/python -m pytest -m "" $(PYTEST_ARGS)
+
 test-fast: setup ## Run the tests that take less than a minute each
-	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not extended" $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .

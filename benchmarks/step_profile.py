@@ -64,12 +64,12 @@ PARTS: dict[str, tuple[str, ...]] = {
     "KV compaction": ("vllm_specext.engine.trees:TreeStates.accept",),
     "drafter, first pass": (
         "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose",
-        "vllm_specext.engine.tree_speculator:TreeSpeculator._read_accepted_path",
+        "vllm_specext.engine.tree_speculator:TreeSpeculator._read_paths",
     ),
-    "drafter, levels": ("vllm_specext.engine.tree_speculator:TreeSpeculator._propose_tree",),
+    "drafter, levels": ("vllm_specext.engine.tree_growth:TreeGrower.grow",),
     "drafter, other": ("vllm_specext.engine.tree_speculator:TreeSpeculator.propose",),
     "expansion": (
-        "vllm_specext.engine.tree_speculator:best_tokens",
+        "vllm_specext.engine.tree_growth:best_tokens",
         "vllm_specext.tree.expansion:Expansion.grow",
         "vllm_specext.tree.expansion:Expansion.tree",
         "vllm_specext.engine.trees:TreeStates.write",

@@ -5,12 +5,12 @@ what is allowed.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.tree.budget import TreeShape, pool_size
+from vllm_specext.tree.budget import TreeShape, lookahead, pool_size
 
 MAX_DRAFT_TOKENS = 256
 """More than this at once never pays; the bound keeps a typing error from allocating buffers for it."""
@@ -29,21 +29,24 @@ class MethodOptions(BaseModel):
         "when absent, trees shrink with the load and chains do not",
     )
 
+    root_slots: ClassVar[int] = 0
+    """Slots behind the accepted prefix that the last sampled token takes in the drafter's cache."""
+
     @property
     def tree(self) -> TreeShape | None:
         """The largest draft tree, ``None`` where the draft is a chain."""
         return None
 
+    @property
+    def lookahead(self) -> int | None:
+        """Slots that drafting writes from the last sampled token's on, ``None`` for one per drafted token."""
+        return None if self.tree is None else lookahead(self.tree.levels, self.tree.top_k, self.root_slots)
 
-class GriffinOptions(MethodOptions):
-    method: Literal["griffin"] = "griffin"
+
+class DrafterOptions(MethodOptions):
+    """What methods with a drafter of their own that grows trees share."""
+
     model: str = Field(min_length=1, description="the drafter: a directory or a hub id")
-    num_speculative_tokens: int = Field(
-        59,
-        ge=1,
-        le=MAX_DRAFT_TOKENS,
-        description="most drafted tokens verified at once; the chain's length when tree_top_k is 1",
-    )
     tree_depth: int = Field(6, ge=1, le=32, description="levels of the draft tree")
     tree_top_k: int = Field(
         10, ge=1, le=64, description="children kept per node and nodes kept per level; 1 drafts a chain"
@@ -52,9 +55,6 @@ class GriffinOptions(MethodOptions):
     attention_backend: str | None = Field(
         None, description="attention backend of the drafter; vLLM chooses when absent"
     )
-    disable_eagle_block_drop: bool = Field(
-        False, description="keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
-    )
 
     @property
     def tree(self) -> TreeShape | None:
@@ -62,6 +62,65 @@ class GriffinOptions(MethodOptions):
         if self.tree_top_k == 1 or self.num_speculative_tokens <= self.tree_depth:
             return None
         return TreeShape(self.num_speculative_tokens, self.tree_depth, self.tree_top_k)
+
+
+SWIFT_LEVELS = 25
+"""Longest chain that SWIFT drafts, as published."""
+
+SWIFT_CANDIDATES = 10
+"""Most candidates of a level, as published."""
+
+NUM_DRAFTED = "most drafted tokens verified at once; the chain's length when tree_top_k is 1"
+
+
+class GriffinOptions(DrafterOptions):
+    method: Literal["griffin"] = "griffin"
+    num_speculative_tokens: int = Field(59, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
+    disable_eagle_block_drop: bool = Field(
+        False, description="keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
+    )
+
+
+class MoAOptions(DrafterOptions):
+    root_slots = 1
+
+    method: Literal["moa"] = "moa"
+    num_speculative_tokens: int = Field(62, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
+    tree_top_k: int = Field(
+        8, ge=1, le=64, description="children kept per node and nodes kept per level; 1 drafts a chain"
+    )
+    target_layer_inference: int | None = Field(
+        None,
+        ge=0,
+        description="the target's last layers that run over the drafter's feature; the checkpoint's own "
+        "number when absent",
+    )
+
+
+class SwiftOptions(MethodOptions):
+    root_slots = 1
+
+    method: Literal["swift"] = "swift"
+    num_speculative_tokens: int = Field(
+        32, ge=1, le=MAX_DRAFT_TOKENS, description="most drafted tokens verified at once, siblings included"
+    )
+    swift_skip_ratio: float = Field(0.45, gt=0, lt=1, description="share of the sub-layers that a draft leaves out")
+    swift_context_window: int = Field(
+        32, ge=1, le=256, description="tokens of its own text on which a set of sub-layers is evaluated"
+    )
+    swift_max_score: float = Field(0.95, gt=0, le=1, description="matchness at which the search stops")
+    swift_max_steps: int = Field(1000, ge=0, description="sets that are evaluated at most; 0 searches for none")
+    swift_bayes_interval: int = Field(25, ge=0, description="steps from one Bayesian suggestion to the next; 0: none")
+    swift_confidence: float = Field(0.8, ge=0, le=1, description="probability below which a chain ends")
+    swift_layers: str | None = Field(None, description="file with the set to use; nothing is searched for then")
+
+    @property
+    def tree(self) -> TreeShape:
+        return TreeShape(self.num_speculative_tokens, min(self.num_speculative_tokens, SWIFT_LEVELS), SWIFT_CANDIDATES)
+
+    @property
+    def lookahead(self) -> int:
+        return max(self.tree.levels, self.swift_context_window + 1)
 
 
 def parse(options: type[MethodOptions], raw: Mapping[str, Any]) -> MethodOptions:

@@ -34,12 +34,22 @@ class Refusal:
     """Chains of the same methods work."""
 
 
-ALL = ("griffin",)
+DRAFTERS = ("griffin", "moa")
+"""They can draft chains instead of trees."""
+
+ALL = (*DRAFTERS, "swift")
+LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Architectures whose decoder layers are attention behind a norm and an MLP behind another, which can be run one by
+one."""
 
 
 def _adapts_lm_head(modules: list[str] | None) -> bool:
     """Whether adapters may reach the target's output layer; without a list they reach every module."""
     return modules is None or any(module.rpartition(".")[2] == "lm_head" for module in modules)
+
+
+def _quantises_cache(launch: Launch) -> bool:
+    return launch.kv_cache_dtype not in ("auto", "bfloat16", "float16")
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -85,6 +95,18 @@ REFUSALS: tuple[Refusal, ...] = (
         ALL,
         "vLLM's runner V2 applies an adapter of lm_head to one row of logits per request, and verification needs more",
         lambda launch: bool(launch.arguments.enable_lora) and _adapts_lm_head(launch.arguments.lora_target_modules),
+    ),
+    Refusal(
+        "--tensor-parallel-size above 1",
+        ("swift",),
+        "every rank searches on its own, and ranks that skip different layers would wait for each other",
+        lambda launch: launch.parallel.tensor_parallel_size > 1,
+    ),
+    Refusal(
+        "--enable-lora",
+        ("swift",),
+        "the target's layers would draft without their adapters",
+        lambda launch: bool(launch.arguments.enable_lora),
     ),
     Refusal(
         "--kv-transfer-config (KV connector)",
@@ -143,10 +165,22 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         "--kv-cache-dtype other than auto, bfloat16 or float16",
-        ALL,
-        "tree attention does not read a quantised cache",
-        lambda launch: launch.kv_cache_dtype not in ("auto", "bfloat16", "float16"),
+        ("moa", "swift"),
+        "the drafter reads the target's keys and values as they lie in the cache, and not quantised ones",
+        _quantises_cache,
+    ),
+    Refusal(
+        "--kv-cache-dtype other than auto, bfloat16 or float16",
+        ("griffin",),
+        "draft trees over a quantised cache have not been run on the engine yet",
+        _quantises_cache,
         trees_only=True,
+    ),
+    Refusal(
+        "a target with sliding-window attention",
+        ("moa", "swift"),
+        "layers with a window do not keep the keys and values that the drafter reads",
+        lambda launch: launch.model.get_sliding_window() is not None,
     ),
 )
 
@@ -157,8 +191,9 @@ def refuse(method: str, launch: Launch) -> None:
         if refusal.trees_only and not launch.drafts_trees:
             continue
         if method in refusal.methods and refusal.applies(launch):
-            what = f"draft trees of method {method!r}" if refusal.trees_only else f"method {method!r}"
-            way_out = "; tree_top_k 1 drafts chains, which can" if refusal.trees_only else ""
+            has_chains = refusal.trees_only and method in DRAFTERS
+            what = f"draft trees of method {method!r}" if has_chains else f"method {method!r}"
+            way_out = "; tree_top_k 1 drafts chains, which can" if has_chains else ""
             raise ConfigurationError(
                 f"{what} cannot be combined with {refusal.feature}, because {refusal.reason}{way_out}."
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from vllm_specext.options import GriffinOptions, MethodOptions
+from vllm_specext.options import GriffinOptions, MethodOptions, MoAOptions, SwiftOptions
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Method:
     """``module:function`` that checks the drafter against the target and returns the overrides of its configuration."""
     speculator: str
     """``module:class`` of vLLM's ``DraftModelSpeculator``."""
-    architecture: str
-    """Name under which the drafter's serving model is registered with vLLM."""
-    serving_model: str
+    architecture: str | None = None
+    """Name under which the drafter's serving model is registered with vLLM; ``None`` where there is no drafter."""
+    serving_model: str | None = None
     """``module:class`` of the drafter's serving model."""
 
 
@@ -37,6 +37,22 @@ METHODS: dict[str, Method] = {
             speculator="vllm_specext.methods.griffin.speculator:GriffinSpeculator",
             architecture="GriffinForCausalLM",
             serving_model="vllm_specext.methods.griffin.serving:GriffinForCausalLM",
+        ),
+        Method(
+            name="moa",
+            summary="mixture of attentions over the target's own keys and values of all layers (ICLR 2025)",
+            options=MoAOptions,
+            preparation="vllm_specext.methods.moa.prepare:prepare",
+            speculator="vllm_specext.methods.moa.speculator:MoASpeculator",
+            architecture="MOASpecModel",
+            serving_model="vllm_specext.methods.moa.serving:MoAForCausalLM",
+        ),
+        Method(
+            name="swift",
+            summary="the target drafts for itself by skipping layers that it learns to skip while serving (ICLR 2025)",
+            options=SwiftOptions,
+            preparation="vllm_specext.methods.swift.prepare:prepare",
+            speculator="vllm_specext.methods.swift.speculator:SwiftSpeculator",
         ),
     )
 }

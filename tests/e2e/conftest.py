@@ -1,4 +1,4 @@
-"""Three servers on the bundled models, each started once: vLLM alone, the plug-in unused, and GRIFFIN trees."""
+"""Servers on the bundled models, each started once: vLLM alone, the plug-in unused, GRIFFIN trees and MoA trees."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from vllm_specext.demo.run import PROMPTS
-from vllm_specext.demo.server import GRIFFIN_TREE, Server
+from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE, Server
 
 # Servers that run side by side must not be bound to the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -49,9 +49,15 @@ def griffin(logs: Path) -> Iterator[Server]:
         yield server.start()
 
 
+@pytest.fixture(scope="module")  # where it is used, so that it does not take memory from the other servers' tests
+def moa(logs: Path) -> Iterator[Server]:
+    with Server(logs / "moa.log", MOA_TREE) as server:
+        yield server.start()
+
+
 @pytest.fixture(scope="session")
 def client() -> Client:
-    return lambda server: OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+    return lambda server: OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
 
 
 @pytest.fixture(scope="session")

@@ -14,15 +14,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vllm_specext.demo.server import ENVIRONMENT, GRIFFIN_CHAIN, TARGET
+from vllm_specext.demo.server import ENVIRONMENT, GRIFFIN_CHAIN, MOA_TREE, TARGET
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.griffin.checkpoint import read_shape
+from vllm_specext.methods.griffin import checkpoint as griffin
+from vllm_specext.methods.moa import checkpoint as moa
 
 Edit = Callable[[Path], None]
+Tensors = dict[str, torch.Tensor]
 WEIGHTS = "model.safetensors"
+SOUND = {"griffin": GRIFFIN_CHAIN, "moa": MOA_TREE}
+"""Speculative configurations with nothing wrong with them."""
 
 
-def edit_tensors(change: Callable[[dict[str, torch.Tensor]], None]) -> Edit:
+def edit_tensors(change: Callable[[Tensors], object]) -> Edit:
     def edit(folder: Path) -> None:
         tensors = load_file(folder / WEIGHTS)
         change(tensors)
@@ -31,23 +35,40 @@ def edit_tensors(change: Callable[[dict[str, torch.Tensor]], None]) -> Edit:
     return edit
 
 
+def edit_config(**changes: Any) -> Edit:
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return edit
+
+
+def save_zeros(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    save_file({name: torch.zeros(sizes) for name, sizes in shapes.items()}, folder / WEIGHTS)
+
+
 def halve_hidden_size(folder: Path) -> None:
     """As a sound drafter for another target would be."""
-    shape = read_shape(folder)
-    narrow = replace(shape, hidden_size=shape.hidden_size // 2)
-    save_file({name: torch.zeros(sizes) for name, sizes in narrow.tensor_shapes().items()}, folder / WEIGHTS)
+    shape = griffin.read_shape(folder)
+    save_zeros(folder, replace(shape, hidden_size=shape.hidden_size // 2).tensor_shapes())
 
 
-def shrink_vocabulary(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"][:-8].contiguous()
+def double_kv_width(folder: Path) -> None:
+    """The same: for a target with twice the key/value heads."""
+    shape = moa.read_shape(folder)
+    lsa = shape.layer_self_attention
+    assert lsa is not None
+    lsa = replace(lsa, width=2 * lsa.width, head_dim=2 * lsa.head_dim)
+    save_zeros(folder, replace(shape, kv_width=2 * shape.kv_width, layer_self_attention=lsa).tensor_shapes())
 
 
-def drop_fusion_bias(tensors: dict[str, torch.Tensor]) -> None:
-    del tensors["fc.fc.bias"]
+def resize(name: str, *part: slice) -> Edit:
+    """Keep ``part`` of a tensor."""
+    return edit_tensors(lambda tensors: tensors.update({name: tensors[name][part].contiguous()}))
 
 
-def misshape_fusion(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["fc.fc.weight"] = tensors["fc.fc.weight"][:, :-2].contiguous()
+def drop(name: str) -> Edit:
+    return edit_tensors(lambda tensors: tensors.pop(name))
 
 
 def truncate(folder: Path) -> None:
@@ -66,56 +87,127 @@ def remove(name: str) -> Edit:
     return lambda folder: (folder / name).unlink()
 
 
-DRAFTERS: dict[str, tuple[Edit, list[str]]] = {
-    "half the hidden size": (halve_hidden_size, ["hidden size 128", "256"]),
-    "another vocabulary": (edit_tensors(shrink_vocabulary), ["2040", "2048", "vocabulary"]),
-    "a missing tensor": (edit_tensors(drop_fusion_bias), ["fc.fc.bias"]),
-    "a misshapen tensor": (edit_tensors(misshape_fusion), ["fc.fc.weight", "[256, 510]", "[256, 512]"]),
+FILES: dict[str, tuple[Edit, list[str]]] = {
     "a truncated file": (truncate, [WEIGHTS, "truncated"]),
     "a truncated file as released": (truncate_released_format, ["pytorch_model.bin", "truncated"]),
     "no weights": (remove(WEIGHTS), [WEIGHTS, "pytorch_model.bin"]),
     "no configuration": (remove("config.json"), ["config.json"]),
 }
-
-KEYS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "unknown method": ({"method": "grifin"}, ["'method'", "'grifin'", "griffin"]),
-    "unknown key": ({"tree_topk": 1}, ["'tree_topk'", "tree_top_k"]),
-    "number as text": ({"num_speculative_tokens": "four"}, ["'num_speculative_tokens'", "'four'"]),
-    "fraction": ({"num_speculative_tokens": 2.5}, ["'num_speculative_tokens'", "2.5"]),
-    "negative length": ({"num_speculative_tokens": -1}, ["'num_speculative_tokens'", "-1"]),
-    "no length": ({"num_speculative_tokens": 0}, ["'num_speculative_tokens'", "0"]),
-    "negative width": ({"tree_top_k": -1}, ["'tree_top_k'", "-1"]),
-    "overlapping schedule": (
-        {"num_speculative_tokens_per_batch_size": [[1, 4, 4], [3, 8, 2]]},
-        ["'num_speculative_tokens_per_batch_size'", "[3, 8, 2]", "non-overlapping"],
-    ),
-    "schedule above the length": (
-        {"num_speculative_tokens_per_batch_size": [[1, 4, 5]]},
-        ["'num_speculative_tokens_per_batch_size'", "[1, 4, 5]", "at most num_speculative_tokens, 4"],
-    ),
-    "more nodes than the tree proposes": (
-        {"num_speculative_tokens": 21, "tree_depth": 2, "tree_top_k": 4},
-        ["'num_speculative_tokens' is 21", "at most 20 are allowed", "larger tree_depth or tree_top_k"],
-    ),
-    "missing folder": ({"model": "./no-such-drafter"}, ["'model'", "./no-such-drafter"]),
-    "no drafter": ({"model": ""}, ["'model'"]),
+EKV2E, LSA_KEYS = "Ekv2E.weight", "layer_self_attention.self_attn.k_proj.weight"
+DRAFTERS: dict[str, dict[str, tuple[Edit, list[str]]]] = {
+    "griffin": FILES
+    | {
+        "half the hidden size": (halve_hidden_size, ["hidden size 128", "256"]),
+        "another vocabulary": (resize("embed_tokens.weight", slice(-8)), ["2040", "2048", "vocabulary"]),
+        "a missing tensor": (drop("fc.fc.bias"), ["fc.fc.bias"]),
+        "a misshapen tensor": (
+            resize("fc.fc.weight", slice(None), slice(-2)),
+            ["fc.fc.weight", "[256, 510]", "[256, 512]"],
+        ),
+    },
+    "moa": FILES
+    | {
+        "another number of layers": (edit_config(num_target_layers=11), ["number of target layers is 11", "12"]),
+        "another key/value width": (double_kv_width, ["key/value width", "512", "256"]),
+        "another vocabulary": (edit_config(vocab_size=2040), ["2040", "2048", "vocabulary"]),
+        "more target layers than there are": (
+            edit_config(target_layer_inference=13),
+            ["target_layer_inference = 13", "12 layers"],
+        ),
+        "a negative number of target layers": (
+            edit_config(target_layer_inference=-1),
+            ["config.json", "target_layer_inference is -1", "at least 0"],
+        ),
+        "a missing tensor": (drop("Ekv2E.bias"), ["Ekv2E.bias"]),
+        "half an LSA": (drop(LSA_KEYS), [LSA_KEYS]),
+        "a misshapen tensor": (resize(LSA_KEYS, slice(-1)), [LSA_KEYS, "127 rows"]),
+        "an LSA of another width": (resize(EKV2E, slice(None), slice(-64)), ["layer_self_attention", "[256]", "[192]"]),
+    },
 }
 
-LAUNCHES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "sharded sampling": ({"enable_batch_sharded_sampling": True}, ["--enable-batch-sharded-sampling"]),
-    "adapters of every module": ({"enable_lora": True}, ["--enable-lora", "--lora-target-modules", "lm_head"]),
-    "pipeline parallel": ({"pipeline_parallel_size": 2}, ["--pipeline-parallel-size", "griffin"]),
-    "KV connector": (
-        {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
-        ["KV connector"],
-    ),
-    "a draft longer than a step": ({"max_num_batched_tokens": 4}, ["--max-num-batched-tokens", "at most 3"]),
-    "a draft longer than a sequence": ({"max_model_len": 5}, ["--max-model-len", "at most 3"]),
+KEYS: dict[str, dict[str, tuple[dict[str, Any], list[str]]]] = {
+    "griffin": {
+        "unknown method": ({"method": "grifin"}, ["'method'", "'grifin'", "griffin"]),
+        "unknown key": ({"tree_topk": 1}, ["'tree_topk'", "tree_top_k"]),
+        "number as text": ({"num_speculative_tokens": "four"}, ["'num_speculative_tokens'", "'four'"]),
+        "fraction": ({"num_speculative_tokens": 2.5}, ["'num_speculative_tokens'", "2.5"]),
+        "negative length": ({"num_speculative_tokens": -1}, ["'num_speculative_tokens'", "-1"]),
+        "no length": ({"num_speculative_tokens": 0}, ["'num_speculative_tokens'", "0"]),
+        "negative width": ({"tree_top_k": -1}, ["'tree_top_k'", "-1"]),
+        "overlapping schedule": (
+            {"num_speculative_tokens_per_batch_size": [[1, 4, 4], [3, 8, 2]]},
+            ["'num_speculative_tokens_per_batch_size'", "[3, 8, 2]", "non-overlapping"],
+        ),
+        "schedule above the length": (
+            {"num_speculative_tokens_per_batch_size": [[1, 4, 5]]},
+            ["'num_speculative_tokens_per_batch_size'", "[1, 4, 5]", "at most num_speculative_tokens, 4"],
+        ),
+        "more nodes than the tree proposes": (
+            {"num_speculative_tokens": 21, "tree_depth": 2, "tree_top_k": 4},
+            ["'num_speculative_tokens' is 21", "at most 20 are allowed", "larger tree_depth or tree_top_k"],
+        ),
+        "missing folder": ({"model": "./no-such-drafter"}, ["'model'", "./no-such-drafter"]),
+        "no drafter": ({"model": ""}, ["'model'"]),
+    },
+    "moa": {
+        "unknown key": ({"target_layers": 1}, ["'target_layers'", "target_layer_inference"]),
+        "more target layers than there are": (
+            {"target_layer_inference": 13},
+            ["'target_layer_inference' is 13", "12 layers", "at most 12 are allowed"],
+        ),
+        "negative target layers": ({"target_layer_inference": -1}, ["'target_layer_inference' is -1", "0"]),
+        "target layers as text": ({"target_layer_inference": "one"}, ["'target_layer_inference'", "'one'"]),
+    },
 }
 
+LAUNCHES: dict[str, dict[str, tuple[dict[str, Any], list[str]]]] = {
+    "griffin": {
+        "sharded sampling": ({"enable_batch_sharded_sampling": True}, ["--enable-batch-sharded-sampling"]),
+        "adapters of every module": ({"enable_lora": True}, ["--enable-lora", "--lora-target-modules", "lm_head"]),
+        "pipeline parallel": ({"pipeline_parallel_size": 2}, ["--pipeline-parallel-size", "griffin"]),
+        "KV connector": (
+            {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+            ["KV connector"],
+        ),
+        "a draft longer than a step": ({"max_num_batched_tokens": 4}, ["--max-num-batched-tokens", "at most 3"]),
+        "a draft longer than a sequence": ({"max_model_len": 5}, ["--max-model-len", "at most 3"]),
+    },
+    "moa": {
+        "adapters of every module": ({"enable_lora": True}, ["--enable-lora", "--lora-target-modules", "lm_head"]),
+        "quantised keys and values": ({"kv_cache_dtype": "fp8"}, ["'moa'", "--kv-cache-dtype", "quantised"]),
+    },
+}
 
-def refusal(speculative: dict[str, Any], launch: dict[str, Any] | None = None) -> str:
-    """The message of the ``ConfigurationError`` that building vLLM's configuration raises."""
+WINDOWED = ["sliding_attention", "full_attention"] * 6
+MLA = {"kv_lora_rank": 32, "q_lora_rank": None, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+FP8 = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+TARGETS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "fewer layers": ({"num_hidden_layers": 11}, ["number of target layers is 12", "11"]),
+    "wider keys and values": ({"num_key_value_heads": 4}, ["key/value width", "256", "512"]),
+    "another vocabulary": ({"vocab_size": 4096}, ["vocabulary is 2048", "4096"]),
+    "windows in some layers": (
+        {"sliding_window": 128, "layer_types": WINDOWED},
+        ["'moa'", "sliding-window attention"],
+    ),
+    "latent attention": (
+        {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "num_key_value_heads": 4} | MLA,
+        ["'moa'", "MLA"],
+    ),
+    "a checkpoint that asks for a quantised cache": ({"quantization_config": FP8}, ["'moa'", "--kv-cache-dtype"]),
+}
+"""Changes to the target's configuration that a MoA drafter cannot live with."""
+ADAPTERS: dict[str, Any] = {"enable_lora": True, "lora_target_modules": ["q_proj"], "max_num_seqs": 16}
+
+
+def cases(table: dict[str, dict[str, Any]]) -> Any:
+    """``method`` and ``case`` of every entry."""
+    return pytest.mark.parametrize(
+        ("method", "case"), [(method, case) for method, own in table.items() for case in own]
+    )
+
+
+def configure(speculative: dict[str, Any], launch: dict[str, Any] | None = None) -> Any:
+    """vLLM's own configuration of the launch."""
     from vllm.engine.arg_utils import EngineArgs
 
     arguments = {"model": str(TARGET), "max_model_len": 256, "speculative_config": speculative, **(launch or {})}
@@ -123,8 +215,13 @@ def refusal(speculative: dict[str, Any], launch: dict[str, Any] | None = None) -
         from vllm.config import KVTransferConfig
 
         arguments["kv_transfer_config"] = KVTransferConfig(**arguments["kv_transfer_config"])
+    return EngineArgs(**arguments).create_engine_config()
+
+
+def refusal(speculative: dict[str, Any], launch: dict[str, Any] | None = None) -> str:
+    """The message of the ``ConfigurationError`` that building vLLM's configuration raises."""
     with pytest.raises(ConfigurationError) as raised:
-        EngineArgs(**arguments).create_engine_config()
+        configure(speculative, launch)
     return str(raised.value)
 
 
@@ -135,39 +232,59 @@ def assert_one_sentence(message: str, fragments: list[str]) -> None:
         assert fragment in message
 
 
-def copy_of_drafter(folder: Path, edit: Edit) -> dict[str, Any]:
-    shutil.copytree(GRIFFIN_CHAIN["model"], folder / "drafter")
+def copy_of_drafter(method: str, folder: Path, edit: Edit) -> dict[str, Any]:
+    shutil.copytree(SOUND[method]["model"], folder / "drafter")
     edit(folder / "drafter")
-    return GRIFFIN_CHAIN | {"model": str(folder / "drafter")}
+    return SOUND[method] | {"model": str(folder / "drafter")}
 
 
-def test_the_unedited_drafter_is_accepted() -> None:
-    from vllm.engine.arg_utils import EngineArgs
-
-    config = EngineArgs(model=str(TARGET), max_model_len=256, speculative_config=GRIFFIN_CHAIN).create_engine_config()
-    assert config.speculative_config.method == "griffin"
-
-
-@pytest.mark.parametrize("case", DRAFTERS)
-def test_an_unfit_drafter_is_refused(case: str, tmp_path: Path) -> None:
-    edit, fragments = DRAFTERS[case]
-    assert_one_sentence(refusal(copy_of_drafter(tmp_path, edit)), fragments)
+def copy_of_target(folder: Path, changes: dict[str, Any]) -> str:
+    """Without weights, which nobody reads before the configuration stands."""
+    shutil.copytree(TARGET, folder / "target", ignore=shutil.ignore_patterns(WEIGHTS))
+    edit_config(**changes)(folder / "target")
+    return str(folder / "target")
 
 
-@pytest.mark.parametrize("case", KEYS)
-def test_a_bad_key_or_value_is_refused(case: str) -> None:
-    keys, fragments = KEYS[case]
-    assert_one_sentence(refusal(GRIFFIN_CHAIN | keys), fragments)
+@pytest.mark.parametrize("method", SOUND)
+def test_the_unedited_models_are_accepted(method: str, tmp_path: Path) -> None:
+    unedited = copy_of_drafter(method, tmp_path, edit_config())
+    assert configure(unedited, {"model": copy_of_target(tmp_path, {})}).speculative_config.method == method
 
 
-@pytest.mark.parametrize("case", LAUNCHES)
-def test_an_unsupported_combination_is_refused(case: str) -> None:
-    launch, fragments = LAUNCHES[case]
-    assert_one_sentence(refusal(GRIFFIN_CHAIN, launch), fragments)
+@cases(DRAFTERS)
+def test_an_unfit_drafter_is_refused(method: str, case: str, tmp_path: Path) -> None:
+    edit, fragments = DRAFTERS[method][case]
+    assert_one_sentence(refusal(copy_of_drafter(method, tmp_path, edit)), fragments)
+
+
+@cases(KEYS)
+def test_a_bad_key_or_value_is_refused(method: str, case: str) -> None:
+    keys, fragments = KEYS[method][case]
+    assert_one_sentence(refusal(SOUND[method] | keys), fragments)
+
+
+@cases(LAUNCHES)
+def test_an_unsupported_combination_is_refused(method: str, case: str) -> None:
+    launch, fragments = LAUNCHES[method][case]
+    assert_one_sentence(refusal(SOUND[method], launch), fragments)
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_a_target_whose_cache_moa_cannot_read_is_refused(case: str, tmp_path: Path) -> None:
+    changes, fragments = TARGETS[case]
+    assert_one_sentence(refusal(MOA_TREE, {"model": copy_of_target(tmp_path, changes)}), fragments)
+
+
+@pytest.mark.parametrize("keys", [{"target_layer_inference": 1}, {}], ids=["key", "checkpoint"])
+def test_adapters_are_refused_where_the_targets_layers_draft(keys: dict[str, Any], tmp_path: Path) -> None:
+    drafter = copy_of_drafter("moa", tmp_path, edit_config(target_layer_inference=0 if keys else 1))
+    message = refusal(drafter | keys, ADAPTERS)
+    assert_one_sentence(message, ["target_layer_inference 1", "--enable-lora", "target_layer_inference 0 can"])
+    configure(drafter | {"target_layer_inference": 0}, ADAPTERS)
 
 
 def test_a_tree_over_a_quantised_cache_is_refused_with_the_way_out() -> None:
-    message = refusal(GRIFFIN_CHAIN | {"num_speculative_tokens": 24, "tree_top_k": 4}, {"kv_cache_dtype": "fp8"})
+    message = refusal(GRIFFIN_CHAIN | {"num_speculative_tokens": 24, "tree_top_k": 4}, {"kv_cache_dtype": "fp8_e5m2"})
     assert_one_sentence(message, ["draft trees", "--kv-cache-dtype", "tree_top_k 1"])
 
 
@@ -180,7 +297,7 @@ def serve(speculative: dict[str, Any], *arguments: str) -> subprocess.CompletedP
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
 
@@ -189,14 +306,15 @@ def serve(speculative: dict[str, Any], *arguments: str) -> subprocess.CompletedP
     "case", ["unknown method", "more nodes than the tree proposes", "a truncated file", "pipeline parallel"]
 )
 def test_the_command_ends_with_the_sentence_and_no_traceback(case: str, tmp_path: Path) -> None:
-    if case in DRAFTERS:
-        edit, fragments = DRAFTERS[case]
-        done = serve(copy_of_drafter(tmp_path, edit))
-    elif case in KEYS:
-        keys, fragments = KEYS[case]
-        done = serve(GRIFFIN_CHAIN | keys)
+    drafters, keys, launches = (table["griffin"] for table in (DRAFTERS, KEYS, LAUNCHES))
+    if case in drafters:
+        edit, fragments = drafters[case]
+        done = serve(copy_of_drafter("griffin", tmp_path, edit))
+    elif case in keys:
+        changes, fragments = keys[case]
+        done = serve(GRIFFIN_CHAIN | changes)
     else:
-        fragments = LAUNCHES[case][1]
+        fragments = launches[case][1]
         done = serve(GRIFFIN_CHAIN, "--pipeline-parallel-size=2")
     assert done.returncode != 0
     assert "Traceback" not in done.stdout + done.stderr

@@ -1,4 +1,5 @@
-"""OpenAI clients get the stock server's answers from a server with GRIFFIN trees, in every form of asking."""
+"""OpenAI clients get the stock server's answers from a server with draft trees: from GRIFFIN's in every form of asking,
+from MoA's, whose way to the client is the same, for completions one at a time and at once."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.e2e.conftest import DEPTH
+from tests.e2e.conftest import DEPTH, Client
 from vllm_specext.demo.run import ask_in_turn, speculation, summarize
 from vllm_specext.demo.server import Server
 
@@ -17,6 +18,13 @@ CHAT: dict[str, Any] = {
     "temperature": 0,
     "max_tokens": 40,
 }
+
+
+@pytest.fixture(params=["griffin", "moa"])
+def drafting(request: pytest.FixtureRequest) -> Server:
+    """A server with draft trees."""
+    server: Server = request.getfixturevalue(request.param)
+    return server
 
 
 def complete(client: OpenAI, prompt: str, *, extra: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -30,18 +38,20 @@ def complete(client: OpenAI, prompt: str, *, extra: dict[str, Any] | None = None
 
 
 def test_concurrent_greedy_completions_have_the_tokens_of_the_stock_server(
-    with_drafts: OpenAI, without: OpenAI, prompts: list[str]
+    drafting: Server, client: Client, without: OpenAI, prompts: list[str]
 ) -> None:
     def ids(openai: OpenAI) -> list[list[int]]:
         with ThreadPoolExecutor(8) as pool:
             return [r.choices[0].token_ids for r in pool.map(lambda prompt: complete(openai, prompt), prompts)]
 
-    assert ids(with_drafts) == ids(without)
+    assert ids(client(drafting)) == ids(without)
 
 
-def test_the_demonstrations_row_is_identical_and_drafts_pay(griffin: Server, stock: Server, prompts: list[str]) -> None:
-    plain, drafted = ask_in_turn((stock, griffin), prompts[::3], lambda _: None)
-    row = summarize("griffin-chain", drafted, plain)
+def test_the_demonstrations_row_is_identical_and_drafts_pay(
+    drafting: Server, stock: Server, prompts: list[str]
+) -> None:
+    plain, drafted = ask_in_turn((stock, drafting), prompts[::3], lambda _: None)
+    row = summarize("trees", drafted, plain)
     assert row.identical
     assert row.requests == 8
     assert row.tokens_per_verification > 1.8

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.workload import DRAFTS, GRIFFIN, TARGET, requests
+from tests.engine.workload import DRAFTS, GRIFFIN, MOA, TARGET, requests
 
 ROUND = requests(36)
 AGAIN = ROUND[:9]
@@ -41,6 +41,12 @@ def tree(nodes: int, top_k: int, schedule: list[list[int]] | None = None) -> dic
     schedule = schedule or [[1, ROOMY["max_num_seqs"], nodes]]
     own = {"num_speculative_tokens": nodes, "tree_top_k": top_k, "num_speculative_tokens_per_batch_size": schedule}
     return {"speculative_config": CHAIN | own}
+
+
+def moa(nodes: int, top_k: int, **own: Any) -> dict[str, Any]:
+    """The same for MoA; a chain of ``nodes`` where ``top_k`` is 1."""
+    like = tree(nodes, top_k)["speculative_config"]
+    return {"speculative_config": like | {"method": "moa", "model": str(MOA)} | own}
 
 
 # 12 layers and the drafter's one, 2 heads of 64, float32: 32 tokens take 13 * 2 * 2 * 64 * 4 * 32 bytes. Eight requests
@@ -76,7 +82,7 @@ class Engines:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1500,
             check=False,
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -5,7 +5,8 @@
 ``SPEC``: ``llm`` (keyword arguments of ``vllm.LLM``), ``rounds`` (lists of ``{"ids": [...], "sampling": {...}}``, with
 the folder of a LoRA adapter as ``"lora"`` where wanted, one ``generate`` call each), ``keep_async`` (leave asynchronous
 scheduling as vLLM decided it, which its CPU platform then switches off), ``sabotage`` (name of a deliberate fault in
-this file, for the negative controls) and ``record`` (file for the inputs and outputs of the drafter's forward passes).
+this file, for the negative controls), ``graphs`` (sizes of emulated CUDA graphs of the drafter) and ``record`` (file
+for the inputs and outputs of the drafter's forward passes).
 ``OUT``: token ids per request, logprobs where asked, counters, and the number of verifications by nodes.
 """
 
@@ -112,23 +113,79 @@ def add_a_level_to_every_depth() -> None:
     _after_begin(fault)
 
 
-def record_drafter(path: str) -> None:
+def write_drafted_keys_a_slot_early() -> None:
+    """Where the target's last layers run over drafted tokens, the first of them overwrites a verified token's keys."""
+    from vllm_specext.methods.moa.speculator import MoASpeculator
+
+    stock = MoASpeculator.run_rows
+
+    def run_rows(self: Any, *, slots: Any, **rows: Any) -> Any:
+        return stock(self, slots=slots - 1, **rows)
+
+    MoASpeculator.run_rows = run_rows  # type: ignore[method-assign]
+
+
+def record_drafter(method: str, path: str) -> None:
     """Write inputs and outputs of the drafter's passes from the first request on; the passes before it are warm-up."""
     import torch
 
-    from vllm_specext.methods.griffin.serving import GriffinForCausalLM
+    from vllm_specext.registry import METHODS, load
 
-    stock = GriffinForCausalLM.forward
+    drafter = load(METHODS[method].serving_model)
+    stock = drafter.forward
     passes: list[dict[str, Any]] = []
 
     def forward(self: Any, input_ids: Any, positions: Any, hidden_states: Any, inputs_embeds: Any = None) -> Any:
         inputs = {"ids": input_ids.clone(), "positions": positions.clone(), "features": hidden_states.clone()}
-        predict, regress = stock(self, input_ids, positions, hidden_states)
+        made = stock(self, input_ids, positions, hidden_states)
+        predict, regress = made if isinstance(made, tuple) else (made, made)
         passes.append(inputs | {"predict": predict.clone(), "regress": regress.clone()})
         torch.save(passes, path)
-        return predict, regress
+        return made
 
-    GriffinForCausalLM.forward = forward  # type: ignore[method-assign]
+    drafter.forward = forward
+
+
+def emulate_graphs(sizes: list[int]) -> None:
+    """Grow trees as CUDA graphs of these numbers of requests do: padded to the next of them, from the speculator's
+    buffers alone, which must not move between capture and replay."""
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.platforms import current_platform
+
+    import vllm_specext.engine.tree_growth as growth
+    from vllm_specext.engine.growth_graphs import GrowthGraphs
+
+    class Emulated(GrowthGraphs[Any]):
+        def __init__(self, vllm_config: Any, device: Any, mode: Any, *args: Any) -> None:
+            vllm_config.compilation_config.cudagraph_capture_sizes = sizes
+            super().__init__(vllm_config, device, CUDAGraphMode.FULL, *args)
+
+        def capture(self, create_forward: Any, *args: Any) -> None:
+            for size in self._sizes:
+                self.graphs[size] = create_forward(size, False)
+                self.graphs[size](CUDAGraphMode.NONE)
+            self._graphs_captured = True
+
+        def run_fullgraph(self, size: Any) -> None:
+            self.graphs[size](CUDAGraphMode.NONE)
+            replays.append(size.num_tokens)
+
+    def grow(self: Any, *args: Any, **kwargs: Any) -> Any:
+        buffers = {name: value.data_ptr() for name, value in vars(self).items() if hasattr(value, "data_ptr")}
+        if not self.growth_graphs._graphs_captured:
+            self.capture_growth()
+            self.captured_buffers = buffers
+        assert buffers == self.captured_buffers, "a buffer has moved"
+        return stock(self, *args, **kwargs)
+
+    type(current_platform).get_global_graph_pool = lambda self: None  # type: ignore[method-assign]
+    growth.GrowthGraphs = Emulated  # type: ignore[misc]
+    stock = growth.TreeGrower.grow
+    growth.TreeGrower.grow = grow  # type: ignore[method-assign]
+
+
+replays: list[int] = []
+"""Sizes of the emulated graphs that ran."""
 
 
 def sampling_params(values: dict[str, Any]) -> Any:
@@ -156,13 +213,15 @@ def main(spec_path: str, out_path: str) -> None:
     spec = json.loads(Path(spec_path).read_text())
     if spec.get("keep_async"):
         keep_asynchronous_scheduling()
+    if spec.get("graphs"):
+        emulate_graphs(spec["graphs"])
     if spec.get("sabotage"):
         globals()[spec["sabotage"]]()
     from vllm import LLM
 
     llm = LLM(disable_log_stats=False, **spec["llm"])
     if spec.get("record"):
-        record_drafter(spec["record"])
+        record_drafter(spec["llm"]["speculative_config"]["method"], spec["record"])
     outputs = []
     for requests in spec["rounds"]:
         prompts = [{"prompt_token_ids": request["ids"]} for request in requests]
@@ -188,6 +247,7 @@ def main(spec_path: str, out_path: str) -> None:
                 "outputs": outputs,
                 "counters": counters,
                 "sizes": sizes,
+                "replays": replays,
                 "v2": engine.use_v2_model_runner,
                 "async": engine.scheduler_config.async_scheduling,
             }

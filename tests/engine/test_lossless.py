@@ -31,7 +31,7 @@ def chain(engines: Engines, llm: dict[str, Any] | None = None, **switches: Any) 
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("llm", [{}, TIGHT], ids=["roomy", "tight"])
+@pytest.mark.parametrize("llm", [{}, pytest.param(TIGHT, marks=pytest.mark.extended)], ids=["roomy", "tight"])
 def test_chains_give_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, llm: dict[str, Any], asynchronous: bool
 ) -> None:
@@ -51,6 +51,7 @@ def test_compiled_chains_give_the_tokens_of_compiled_plain_decoding(engines: Eng
     assert compiled["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
 
 
+@pytest.mark.extended
 def test_chains_whose_length_follows_the_load_give_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result
 ) -> None:
@@ -60,6 +61,7 @@ def test_chains_whose_length_follows_the_load_give_the_tokens_of_plain_decoding(
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 50
 
 
+@pytest.mark.extended
 def test_greedy_chains_give_the_tokens_of_stock_vllm(engines: Engines) -> None:
     """Stock vLLM chooses its V1 runner on a CPU; only its greedy requests draw no noise and can be compared."""
     stock = engines({}, v2=False)

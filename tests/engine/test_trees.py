@@ -21,10 +21,10 @@ def plain(engines: Engines) -> Result:
 @pytest.mark.parametrize(
     ("nodes", "top_k", "llm", "asynchronous"),
     [
-        (8, 2, {}, False),
+        pytest.param(8, 2, {}, False, marks=pytest.mark.extended),
         (24, 4, {}, True),
-        (60, 10, {}, False),
-        (24, 4, TIGHT_FOR_TREES, False),
+        pytest.param(60, 10, {}, False, marks=pytest.mark.extended),
+        pytest.param(24, 4, TIGHT_FOR_TREES, False, marks=pytest.mark.extended),
         (60, 10, TIGHT_FOR_TREES, True),
     ],
     ids=["8-roomy-sync", "24-roomy-async", "60-roomy-sync", "24-tight-sync", "60-tight-async"],
@@ -48,6 +48,7 @@ def truncated(result: Result, *whole: int) -> set[str]:
     return result["sizes"].keys() - {str(nodes) for nodes in whole}
 
 
+@pytest.mark.extended
 def test_trees_accept_more_per_verification_than_chains_of_their_depth(engines: Engines) -> None:
     def acceptance(result: Result) -> float:
         counters = result["counters"]
@@ -65,9 +66,20 @@ def test_trees_whose_size_follows_the_load_give_the_tokens_of_plain_decoding(eng
     assert all(result["sizes"][size] > 0 for size in ("60", "24", "4"))
 
 
+@pytest.mark.extended
 def test_compiled_trees_give_the_tokens_of_compiled_plain_decoding(engines: Engines) -> None:
     compiled = {"enforce_eager": False}
     assert differing(engines(tree(24, 4) | compiled), engines(compiled)) == []
+
+
+def test_trees_grown_in_graphs_are_those_grown_without(engines: Engines, plain: Result) -> None:
+    """Emulated: what a CUDA graph would replay is run again, padded as a graph is, from the same buffers."""
+    result = engines(tree(24, 4), graphs=[2, 5, 8])
+    assert differing(result, plain) == []
+    assert set(result["replays"]) == {2, 5, 8}
+    eager = engines(tree(24, 4))["counters"]
+    for counter in ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens"):
+        assert result["counters"][counter] == pytest.approx(eager[counter], rel=0.02)
 
 
 def test_trees_end_at_the_last_position_of_the_context(engines: Engines) -> None:
@@ -87,6 +99,12 @@ def test_trees_end_at_the_last_position_of_the_context(engines: Engines) -> None
     assert len(truncated(result, 24)) >= 10
 
 
-@pytest.mark.parametrize("sabotage", ["skip_compaction", "flip_an_ancestor_bit", "add_a_level_to_every_depth"])
+@pytest.mark.parametrize(
+    "sabotage",
+    [
+        "skip_compaction",
+        *(pytest.param(x, marks=pytest.mark.extended) for x in ("flip_an_ancestor_bit", "add_a_level_to_every_depth")),
+    ],
+)
 def test_a_deliberate_fault_in_a_tree_is_noticed(engines: Engines, plain: Result, sabotage: str) -> None:
     assert differing(engines(tree(24, 4), sabotage=sabotage), plain) != []

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 DEMO = Path(__file__).parents[2] / "vllm_specext" / "demo"
 TARGET = DEMO / "models" / "target"
 GRIFFIN = DEMO / "models" / "griffin"
+MOA = DEMO / "models" / "moa"
 DRAFTS = 4
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}

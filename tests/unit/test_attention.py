@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from vllm_specext.engine import attention
 from vllm_specext.engine.attention import attach, wrap_draft_layers, wrap_target_layers
@@ -21,6 +22,7 @@ def layer(backend: str = "FLASH_ATTN", **changes: Any) -> Any:
     return SimpleNamespace(
         layer_name="model.layers.0.attn",
         impl=SimpleNamespace(**impl),
+        kv_cache_dtype="auto",
         attn_backend=SimpleNamespace(get_name=lambda: backend),
     )
 
@@ -79,3 +81,40 @@ def test_tree_attention_runs_where_the_metadata_has_rows_and_the_backend_for_all
     assert kernels(metadata) == ["tree"]
     attach(metadata, rows(3))
     assert kernels(metadata) == ["stock", "tree"]
+
+
+@pytest.mark.parametrize("query", [torch.float8_e4m3fn, torch.bfloat16])
+def test_float8_caches_are_read_with_the_scales_that_the_layer_has_at_the_time(
+    monkeypatch: pytest.MonkeyPatch, query: torch.dtype
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def remember(query: Tensor, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> None:
+        seen.update(kwargs, keys=keys, values=values)
+
+    monkeypatch.setattr(attention, "tree_attention", remember)
+    wrapped = layer()
+    wrapped.kv_cache_dtype = "fp8"
+    wrap_draft_layers([wrapped], LEVELS)
+    wrapped._q_scale, wrapped._k_scale, wrapped._v_scale = scales = torch.tensor([0.5, 2.0, 3.0]).unbind()
+    cache = torch.zeros(1, 1, 16, 8, dtype=torch.uint8)
+    wrapped.impl.forward(wrapped, torch.zeros(1).to(query), None, None, cache, rows(1), None)
+    assert seen["keys"].dtype == seen["values"].dtype == torch.float8_e4m3fn
+    assert seen["keys"].data_ptr() == cache.data_ptr()
+    assert (seen["k_scale"], seen["v_scale"]) == scales[1:]
+    assert seen["q_scale"] is (scales[0] if query == torch.float8_e4m3fn else None)
+
+
+def test_a_layer_that_skips_quantisation_has_no_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(attention, "tree_attention", lambda *args, **kwargs: seen.update(kwargs))
+    wrapped = layer()
+    wrap_draft_layers([wrapped], LEVELS)
+    wrapped.impl.forward(wrapped, None, None, None, torch.zeros(1, 1, 16, 8), rows(1), None)
+    assert seen.keys() == {"scale", "soft_cap", "sliding_window"}
+
+
+def test_no_compiler_pass_may_ask_a_wrapped_layer_for_a_quantised_result() -> None:
+    wrapped = layer(fused_output_quant_supported=lambda quant_key: True)
+    wrap_draft_layers([wrapped], LEVELS)
+    assert not wrapped.impl.fused_output_quant_supported(None)

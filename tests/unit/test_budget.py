@@ -27,7 +27,7 @@ def test_every_smaller_tree_fits_its_pool_and_the_full_trees_slots(full: TreeSha
     assert (shape.top_k == 1) == (nodes <= full.levels)
     if nodes:
         assert pool_size(shape.levels, shape.top_k) >= nodes
-        assert lookahead(shape.levels, shape.top_k) <= lookahead(full.levels, full.top_k)
+        assert lookahead(shape.levels, shape.top_k, 0) <= lookahead(full.levels, full.top_k, 0)
 
 
 @given(full_trees(), st.data())
@@ -63,7 +63,8 @@ def test_a_width_whose_pool_is_too_small_is_raised() -> None:
 
 def test_the_published_tree_has_the_published_pool() -> None:
     assert pool_size(6, 10) == 510
-    assert lookahead(6, 10) == 50
+    assert lookahead(6, 10, root_slots=0) == 50
+    assert lookahead(6, 10, root_slots=1) == 51
 
 
 @given(full_trees(), st.sampled_from([*CAPS, "xpu"]))
@@ -86,7 +87,7 @@ def test_vllm_accepts_the_default_schedules_and_reads_them_as_meant() -> None:
 
 
 def test_equal_neighbours_are_one_range() -> None:
-    assert default_schedule(TreeShape(20, 6, 4), "cuda")[:2] == [[1, 16, 20], [17, 32, 16]]
+    assert default_schedule(TreeShape(20, 6, 4), "cuda")[:2] == [[1, 16, 20], [17, 32, 15]]
 
 
 def test_a_schedule_is_described_for_people() -> None:

@@ -14,8 +14,9 @@ from vllm_specext.cli import app, main
 from vllm_specext.cli.demo import as_table
 from vllm_specext.cli.serve import cpu_quota, set_default_threads, users_error, vllm_distribution
 from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.run import Answer, Speculation, summarize, write
+from vllm_specext.demo.run import CONFIGURATIONS, Answer, Speculation, summarize, write
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.options import DrafterOptions
 from vllm_specext.refusals import REFUSALS
 from vllm_specext.registry import METHODS
 
@@ -122,6 +123,16 @@ def test_an_error_of_ours_is_found_behind_another() -> None:
     outer.__cause__ = ours
     assert users_error(outer) is ours
     assert users_error(RuntimeError("a defect")) is None
+
+
+def test_the_demonstration_has_a_tree_of_every_drafter_and_the_trees_differ_in_the_drafter_alone() -> None:
+    trees = [config for _, config in CONFIGURATIONS if config.get("tree_top_k", 1) > 1]
+    drafters = {name for name, method in METHODS.items() if issubclass(method.options, DrafterOptions)}
+    assert {config["method"] for config in trees} == drafters
+    rest = [{key: value for key, value in config.items() if key not in ("method", "model")} for config in trees]
+    assert all(config == rest[0] for config in rest)
+    for config in trees:
+        assert METHODS[config["method"]].options(**config).tree is not None
 
 
 NO_DRAFTS = Speculation()

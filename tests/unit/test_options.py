@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options import GriffinOptions, check_sizes, parse
+from vllm_specext.options import GriffinOptions, MethodOptions, MoAOptions, check_sizes, parse
 from vllm_specext.tree.budget import TreeShape
 
 GOOD = {"method": "griffin", "model": "drafter", "num_speculative_tokens": 4, "tree_top_k": 1}
@@ -18,27 +18,44 @@ def test_good_options_keep_their_values_and_get_the_documented_defaults() -> Non
     assert parse(GriffinOptions, GOOD).model_dump(exclude_unset=True) == GOOD
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"tree_topk": 1}, ["'tree_topk'", "unknown", "tree_top_k"]),
-        ({"num_speculative_tokens": "4"}, ["'num_speculative_tokens'", "'4'", "integer"]),
-        ({"num_speculative_tokens": True}, ["'num_speculative_tokens'", "True", "integer"]),
-        ({"num_speculative_tokens": -1}, ["'num_speculative_tokens'", "-1", "1"]),
-        ({"num_speculative_tokens": 0}, ["'num_speculative_tokens'", "0", "1"]),
-        ({"num_speculative_tokens": 10**9}, ["'num_speculative_tokens'", "256"]),
-        ({"tree_depth": 1.5}, ["'tree_depth'", "1.5", "integer"]),
-        ({"model": None}, ["'model'", "None", "string"]),
-        ({"model": ""}, ["'model'", "''", "character"]),
-        (
-            {"num_speculative_tokens_per_batch_size": "all"},
-            ["'num_speculative_tokens_per_batch_size'", "'all'", "list"],
-        ),
-    ],
-)
-def test_a_bad_key_or_value_is_named_in_one_sentence(change: dict[str, Any], words: list[str]) -> None:
+def test_moa_has_the_published_tree_and_the_checkpoints_target_layer_inference() -> None:
+    options = parse(MoAOptions, {"method": "moa", "model": "drafter"})
+    assert isinstance(options, MoAOptions)
+    assert options.tree == TreeShape(62, 6, 8)
+    assert options.target_layer_inference is None
+    check_sizes(options, 1024, None)
+
+
+BAD: list[tuple[type[MethodOptions], dict[str, Any], list[str]]] = [
+    (GriffinOptions, {"tree_topk": 1}, ["'tree_topk'", "unknown", "tree_top_k"]),
+    (GriffinOptions, {"num_speculative_tokens": "4"}, ["'num_speculative_tokens'", "'4'", "integer"]),
+    (GriffinOptions, {"num_speculative_tokens": True}, ["'num_speculative_tokens'", "True", "integer"]),
+    (GriffinOptions, {"num_speculative_tokens": -1}, ["'num_speculative_tokens'", "-1", "1"]),
+    (GriffinOptions, {"num_speculative_tokens": 0}, ["'num_speculative_tokens'", "0", "1"]),
+    (GriffinOptions, {"num_speculative_tokens": 10**9}, ["'num_speculative_tokens'", "256"]),
+    (GriffinOptions, {"tree_depth": 1.5}, ["'tree_depth'", "1.5", "integer"]),
+    (GriffinOptions, {"model": None}, ["'model'", "None", "string"]),
+    (GriffinOptions, {"model": ""}, ["'model'", "''", "character"]),
+    (
+        GriffinOptions,
+        {"num_speculative_tokens_per_batch_size": "all"},
+        ["'num_speculative_tokens_per_batch_size'", "'all'", "list"],
+    ),
+    (MoAOptions, {"target_layer_inference": -1}, ["'target_layer_inference'", "-1", "0"]),
+    (MoAOptions, {"target_layer_inference": True}, ["'target_layer_inference'", "True", "integer"]),
+    (MoAOptions, {"target_layer_inference": "1"}, ["'target_layer_inference'", "'1'", "integer"]),
+    (MoAOptions, {"tree_top_k": 65}, ["'tree_top_k'", "65", "64"]),
+    (MoAOptions, {"disable_eagle_block_drop": True}, ["'disable_eagle_block_drop'", "unknown", "'moa'"]),
+    (MoAOptions, {"method": "griffin"}, ["'method'", "'griffin'", "'moa'"]),
+]
+
+
+@pytest.mark.parametrize(("options", "change", "words"), BAD)
+def test_a_bad_key_or_value_is_named_in_one_sentence(
+    options: type[MethodOptions], change: dict[str, Any], words: list[str]
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        parse(GriffinOptions, GOOD | change)
+        parse(options, GOOD | {"method": options.model_fields["method"].default} | change)
     sentence = str(caught.value)
     assert all(word in sentence for word in words), sentence
     assert "\n" not in sentence

@@ -7,10 +7,12 @@ import pytest
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.refusals import REFUSALS, Launch, refuse
+from vllm_specext.registry import METHODS
 
 
 def launch(**changes: Any) -> Launch:
     parallel = {
+        "tensor_parallel_size": 1,
         "data_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "decode_context_parallel_size": 1,
@@ -28,6 +30,7 @@ def launch(**changes: Any) -> Launch:
         "return_sampling_mask": False,
         "uses_mrope": False,
         "is_moe": False,
+        "get_sliding_window": lambda: changes.get("sliding_window"),
     }
     arguments: dict[str, Any] = {
         "kv_transfer_config": None,
@@ -65,42 +68,83 @@ UNSUPPORTED = [
     ({"enable_trace_replay": True}, "--enable-trace-replay"),
     ({"return_sampling_mask": True}, "--return-sampling-mask"),
     ({"uses_mrope": True}, "M-RoPE"),
-    ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
+    ({"kv_cache_dtype": "fp8_per_token_head"}, "--kv-cache-dtype"),
     ({"is_moe": True, "data_parallel_size": 2}, "mixture-of-experts"),
 ]
 """A change to a launch that is fine, and what the refusal names."""
+UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "griffin": [],
+    "moa": [({"sliding_window": 4096}, "sliding-window"), ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype")],
+    "swift": [
+        ({"sliding_window": 4096}, "sliding-window"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
+        ({"enable_lora": True, "lora_target_modules": ["q_proj"]}, "--enable-lora"),
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
+    ],
+}
+"""The same, where other methods have nothing against it."""
+TREES_ONLY: dict[str, list[dict[str, Any]]] = {
+    "griffin": [{"uses_mrope": True}, {"kv_cache_dtype": "nvfp4"}, {"is_moe": True, "data_parallel_size": 2}],
+    "moa": [{"uses_mrope": True}, {"is_moe": True, "data_parallel_size": 2}],
+}
+every_method = pytest.mark.parametrize("method", METHODS)
 
 
-@pytest.mark.parametrize(("change", "feature"), UNSUPPORTED)
-def test_an_unsupported_combination_is_refused_by_name(change: dict[str, Any], feature: str) -> None:
-    refuse("griffin", launch())
-    with pytest.raises(ConfigurationError) as caught:
-        refuse("griffin", launch(**change))
-    assert feature in str(caught.value)
-
-
-def test_every_entry_of_the_table_is_reached_by_a_case_above() -> None:
-    launches = [launch(**change) for change, _ in UNSUPPORTED]
-    assert [refusal.feature for refusal in REFUSALS if not any(map(refusal.applies, launches))] == []
+@every_method
+def test_an_ordinary_launch_is_not_refused(method: str) -> None:
+    refuse(method, launch())
 
 
 @pytest.mark.parametrize(
-    "change", [{"uses_mrope": True}, {"kv_cache_dtype": "fp8_e4m3"}, {"is_moe": True, "data_parallel_size": 2}]
+    ("method", "change", "feature"),
+    [(method, *case) for method, own in UNSUPPORTED_BY.items() for case in UNSUPPORTED + own],
 )
-def test_what_only_trees_cannot_do_is_open_to_chains(change: dict[str, Any]) -> None:
-    refuse("griffin", launch(**change, drafts_trees=False))
+def test_an_unsupported_combination_is_refused_by_name(method: str, change: dict[str, Any], feature: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        refuse(method, launch(**change))
+    assert feature in str(caught.value)
+
+
+@every_method
+def test_every_entry_of_the_table_is_reached_by_a_case_above(method: str) -> None:
+    launches = [launch(**change) for change, _ in UNSUPPORTED + UNSUPPORTED_BY[method]]
+    entries = [refusal for refusal in REFUSALS if method in refusal.methods]
+    assert [refusal.feature for refusal in entries if not any(map(refusal.applies, launches))] == []
+
+
+@pytest.mark.parametrize(("method", "change"), [(method, case) for method, own in TREES_ONLY.items() for case in own])
+def test_what_only_trees_cannot_do_is_open_to_chains(method: str, change: dict[str, Any]) -> None:
+    refuse(method, launch(**change, drafts_trees=False))
     with pytest.raises(ConfigurationError, match="tree_top_k 1 drafts chains"):
-        refuse("griffin", launch(**change))
+        refuse(method, launch(**change))
 
 
+def test_a_quantised_cache_is_closed_to_chains_of_a_drafter_that_reads_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"--kv-cache-dtype .* not quantised ones\.$"):
+        refuse("moa", launch(kv_cache_dtype="fp8", drafts_trees=False))
+
+
+def test_a_sliding_window_is_open_to_a_drafter_that_does_not_read_the_cache() -> None:
+    refuse("griffin", launch(sliding_window=4096))
+
+
+@every_method
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
-def test_a_cache_in_an_ordinary_data_type_holds_trees(dtype: str) -> None:
-    refuse("griffin", launch(kv_cache_dtype=dtype))
+def test_a_cache_in_an_ordinary_data_type_holds_trees(method: str, dtype: str) -> None:
+    refuse(method, launch(kv_cache_dtype=dtype))
 
 
-def test_adapters_of_other_modules_than_the_output_layer_are_open() -> None:
-    refuse("griffin", launch(enable_lora=True, lora_target_modules=["q_proj", "v_proj"]))
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e5m2", "fp8_inc", "int8_per_token_head", "turboquant_k8v4", "nvfp4"])
+def test_quantised_caches_hold_no_trees(dtype: str) -> None:
+    with pytest.raises(ConfigurationError, match="--kv-cache-dtype other than auto, bfloat16 or float16"):
+        refuse("griffin", launch(kv_cache_dtype=dtype))
 
 
-def test_ranks_of_a_dense_target_are_independent_and_draft_trees() -> None:
-    refuse("griffin", launch(data_parallel_size=2))
+@pytest.mark.parametrize("method", ["griffin", "moa"])
+def test_adapters_of_other_modules_than_the_output_layer_are_open(method: str) -> None:
+    refuse(method, launch(enable_lora=True, lora_target_modules=["q_proj", "v_proj"]))
+
+
+@every_method
+def test_ranks_of_a_dense_target_are_independent_and_draft_trees(method: str) -> None:
+    refuse(method, launch(data_parallel_size=2))

@@ -35,6 +35,6 @@ def test_decoding_graphs_are_captured_for_the_sizes_that_are_chains(monkeypatch:
 
 
 def test_a_level_that_does_not_fit_the_drafters_buffers_is_given_up_for_a_chain() -> None:
-    assert speculator(max_num_tokens=80)._shape(59, requests=8) == TreeShape(59, 6, 10)
-    assert speculator(max_num_tokens=79)._shape(59, requests=8) == TreeShape(6, 6, 1)
-    assert speculator(max_num_tokens=4)._shape(3, requests=8) == TreeShape(3, 3, 1)
+    assert speculator(max_num_tokens=80).shape_for(59, requests=8) == TreeShape(59, 6, 10)
+    assert speculator(max_num_tokens=79).shape_for(59, requests=8) == TreeShape(6, 6, 1)
+    assert speculator(max_num_tokens=4).shape_for(3, requests=8) == TreeShape(3, 3, 1)

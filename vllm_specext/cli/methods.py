@@ -35,6 +35,7 @@ def refusals_table() -> Table:
     table = Table("cannot be combined with", *METHODS, "because", title="Refused at start", title_justify="left")
     for refusal in REFUSALS:
         mark = "trees refused" if refusal.trees_only else "refused"
-        marks = (mark if name in refusal.methods else "works" for name in METHODS)
+        # Not "works": another row may refuse more of the same to that method.
+        marks = (mark if name in refusal.methods else "–" for name in METHODS)
         table.add_row(refusal.feature, *marks, refusal.reason)
     return table

@@ -19,11 +19,12 @@ from typing import Any
 from openai import OpenAI
 
 from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, TARGET, Server
+from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, MOA_TREE, TARGET, Server
 
 CONFIGURATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("griffin-chain", GRIFFIN_CHAIN),
     ("griffin-tree", GRIFFIN_TREE),
+    ("moa-tree", MOA_TREE),
 )
 """Rows after ``plain``: name and ``--speculative-config``."""
 PROMPTS = Path(__file__).parent / "prompts.json"

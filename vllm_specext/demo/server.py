@@ -41,7 +41,8 @@ GRIFFIN_TREE: dict[str, Any] = {
 }
 """As deep as the chain is long, so that the two rows differ by the tree's width alone. On a CPU the default schedule
 would draft chains."""
-START_TIMEOUT = 300.0
+MOA_TREE: dict[str, Any] = GRIFFIN_TREE | {"method": "moa", "model": str(MODELS / "moa")}
+START_TIMEOUT = 900.0
 """Seconds until a server that still loads is given up; one takes 20 to 60."""
 
 ARGUMENTS = (

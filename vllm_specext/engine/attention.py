@@ -3,9 +3,13 @@
 The instances are wrapped, not the backends: a layer's ``impl.forward`` runs tree attention for the rows that this
 step's metadata names, and the backend's own kernel for all others. Writing keys and values stays vLLM's. The metadata
 decides alone, so that eager passes, compiled models and graph capture take the same way.
+
+vLLM stores a float8 cache as bytes that are to be multiplied by the layer's ``_k_scale`` and ``_v_scale``, one number
+or one for each head; FlashAttention and Triton also get their query in float8, to be multiplied by ``_q_scale``. What
+they take from it, tree attention takes as well.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +19,8 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
 
 _ROWS = "vllm_specext_tree_rows"
+_WRAPPED = "vllm_specext_wrapped"
+FLOAT8 = ("fp8", "fp8_e4m3")
 WITH_BLOCK_TABLE = ("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 """Backends whose metadata name a request's pages as tree attention reads them."""
 
@@ -24,7 +30,7 @@ def attach(metadata: Any, rows: TreeRows) -> None:
     setattr(metadata, _ROWS, rows)
 
 
-def wrap_target_layers(layers: Iterable[Any], levels: int) -> None:
+def wrap_target_layers(layers: Collection[Any], levels: int) -> None:
     """Layers whose metadata may carry rows of draft trees in front of other rows."""
     for layer in layers:
         backend = layer.attn_backend.get_name()
@@ -33,13 +39,15 @@ def wrap_target_layers(layers: Iterable[Any], levels: int) -> None:
                 f"draft trees cannot be verified with the attention backend {backend} of layer {layer.layer_name!r}; "
                 "choose FLASH_ATTN or TRITON_ATTN with --attention-backend, or set 'tree_top_k' to 1."
             )
-        _wrap(layer, levels, lambda metadata: getattr(metadata, _ROWS, None))
+    wrap_draft_layers(layers, levels)
 
 
 def wrap_draft_layers(layers: Iterable[Any], levels: int) -> None:
     """Layers that get ``TreeRows`` for metadata when a level of a tree is drafted."""
     for layer in layers:
-        _wrap(layer, levels, lambda metadata: metadata if isinstance(metadata, TreeRows) else None)
+        if not hasattr(layer.impl, _WRAPPED):
+            _wrap(layer, levels)
+            setattr(layer.impl, _WRAPPED, True)
 
 
 def pages(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,10 +62,13 @@ def pages(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
     return keys, halves[:, :, 1].unflatten(-1, (page_size, width // 2))
 
 
-def _wrap(layer: Any, levels: int, rows_of: Callable[[Any], TreeRows | None]) -> None:
+def _wrap(layer: Any, levels: int) -> None:
     impl = layer.impl
     stock = impl.forward
     arguments = _arguments(layer, levels)
+    quantised = layer.kv_cache_dtype in FLOAT8
+    # A result in float8 for the next layer, which a compiler pass may ask for, is not what tree attention writes.
+    impl.fused_output_quant_supported = lambda quant_key: False
 
     def forward(
         layer: Any,
@@ -69,15 +80,26 @@ def _wrap(layer: Any, levels: int, rows_of: Callable[[Any], TreeRows | None]) ->
         output: Tensor,
         **fused: Any,
     ) -> Tensor:
-        rows = rows_of(attn_metadata)
+        rows = attn_metadata if isinstance(attn_metadata, TreeRows) else getattr(attn_metadata, _ROWS, None)
         if rows is None:
             return stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
         if attn_metadata is not rows and attn_metadata.num_actual_tokens > rows.num_rows:
             stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
-        tree_attention(query, *pages(kv_cache), rows, output, **arguments)
+        keys, values = pages(kv_cache)
+        if quantised:
+            float8 = current_platform.fp8_dtype()
+            keys, values = keys.view(float8), values.view(float8)
+        scales = _scales(layer, query) if quantised else {}
+        tree_attention(query, keys, values, rows, output, **arguments, **scales)
         return output
 
     impl.forward = forward
+
+
+def _scales(layer: Any, query: Tensor) -> dict[str, Tensor | None]:
+    """As they are now: loading a checkpoint may replace them."""
+    q_scale = layer._q_scale if query.dtype.itemsize == 1 else None
+    return {"q_scale": q_scale, "k_scale": layer._k_scale, "v_scale": layer._v_scale}
 
 
 def _arguments(layer: Any, levels: int) -> dict[str, Any]:

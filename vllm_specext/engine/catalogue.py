@@ -95,6 +95,15 @@ CATALOGUE: tuple[Patch, ...] = (
         "vLLM lets a speculator supply the verification",
     ),
     Patch(
+        "draft lengths",
+        "vllm.v1.worker.gpu.model_runner.GPUModelRunner.take_draft_token_ids",
+        "vLLM tells its scheduler of the same number of drafted tokens for every request; SWIFT's drafts end where the "
+        "drafter is unsure",
+        "wrapped: where a speculator knows the lengths of its drafts, the lists are cut to them",
+        "none: vLLM's drafts are equally long",
+        "vLLM asks the speculator for lengths",
+    ),
+    Patch(
         "metrics",
         "vllm.v1.metrics.loggers.StatLoggerManager.__init__",
         "vLLM reads its entry points for stat loggers only for the async engine, announces them in every server's log, "

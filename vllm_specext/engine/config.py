@@ -39,6 +39,10 @@ class SpecExtConfig(SpeculativeConfig):
         # vLLM's own version of this method decides by name what kind of drafter it has; the steps that a drafter over
         # the target's hidden states needs are these, through the same helpers.
         self.prompt_lookup_min = self.prompt_lookup_max = 0
+        if self.model is None:  # the target drafts for itself
+            self.draft_model_config, self.draft_parallel_config = target, self.target_parallel_config
+            self.draft_tensor_parallel_size = self.target_parallel_config.tensor_parallel_size
+            return self
         self.draft_model_config = ModelConfig(
             model=self.model,
             runner="draft",
@@ -87,10 +91,11 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     method = METHODS[raw["method"]]
     options = parse(method.options, raw)
     kv_cache_dtype = resolve_kv_cache_dtype_string(arguments.kv_cache_dtype, model)
-    refuse(method.name, Launch(arguments, model, parallel, kv_cache_dtype, options.tree is not None))
+    launch = Launch(arguments, model, parallel, kv_cache_dtype, options.tree is not None)
+    refuse(method.name, launch)
     _check_schedule(options.num_speculative_tokens_per_batch_size)
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
-    fields, overrides = load(method.preparation)(options, model)
+    fields, overrides = load(method.preparation)(options, launch)
     if (tree := options.tree) is not None:
         key = "num_speculative_tokens_per_batch_size"
         fields.setdefault(key, default_schedule(tree, current_platform.device_type))
@@ -106,7 +111,7 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
             **fields,
             method=method.name,
             options=options,
-            draft_overrides={"architectures": [method.architecture], **overrides},
+            draft_overrides={"architectures": [method.architecture], **overrides} if method.architecture else None,
             target_model_config=model,
             target_parallel_config=parallel,
         )
@@ -119,7 +124,7 @@ def register_serving_models() -> None:
     from vllm.model_executor.models.registry import ModelRegistry
 
     for method in METHODS.values():
-        if method.architecture not in ModelRegistry.models:
+        if method.architecture is not None and method.architecture not in ModelRegistry.models:
             ModelRegistry.register_model(method.architecture, method.serving_model)
 
 

@@ -20,7 +20,9 @@ def wrap_front_end() -> None:
 
 def wrap_worker() -> None:
     import vllm.v1.worker.gpu.model_states as model_states
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+    wrap(GPUModelRunner, "take_draft_token_ids", _take_draft_token_ids)
     wrap(model_states, "resolve_model_state_cls", _resolve_model_state_cls)
 
 
@@ -47,6 +49,18 @@ def _initialize_stat_loggers(original: Callable) -> Callable:
             attach(self, vllm_config)
 
     return initialize
+
+
+def _take_draft_token_ids(original: Callable) -> Callable:
+    def take_draft_token_ids(self: Any) -> Any:
+        drafted = original(self)
+        lengths = getattr(self.speculator, "draft_lengths", None)
+        if drafted is not None and lengths is not None:
+            for tokens, length in zip(drafted.draft_token_ids, lengths, strict=True):
+                del tokens[length:]
+        return drafted
+
+    return take_draft_token_ids
 
 
 def _resolve_model_state_cls(original: Callable) -> Callable:

@@ -48,6 +48,7 @@ SIGNATURES: dict[str, str] = {
     f"{_RUNNER}.model_states.interface:ModelState.prepare_attn": (
         "self input_batch cudagraph_mode block_tables slot_mappings attn_groups kv_cache_config for_capture ubatch_idx"
     ),
+    f"{_RUNNER}.model_runner:GPUModelRunner.take_draft_token_ids": "self",
     f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.propose": _PROPOSE,
     f"{_RUNNER}.spec_decode.eagle.speculator:EagleSpeculator.load_draft_model": (
         "self target_model target_attn_layer_names"

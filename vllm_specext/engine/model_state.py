@@ -38,7 +38,7 @@ def _for_trees(base: Any) -> type[ModelState]:
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             shape = self.vllm_config.speculative_config.tree
-            self.trees = TreeStates(shape, self.max_num_reqs, self.device)
+            self.trees = TreeStates(shape, self.max_num_reqs, self.max_model_len, self.device)
             layers = get_layers_from_vllm_config(self.vllm_config, Attention)
             self._layers = {name: layer for name, layer in layers.items() if not layer.is_draft_layer}
             wrap_target_layers(self._layers.values(), shape.levels)
@@ -50,6 +50,7 @@ def _for_trees(base: Any) -> type[ModelState]:
             super().initialize_kv_cache(kv_cache_config, block_tables)
             names = [group.layer_names for group in kv_cache_config.kv_cache_groups]
             self._groups[:] = [[name for name in group if name in self._layers] for group in names]
+            self.trees.forget_caches()
             self._caches[:] = [[self._layers[name] for name in group] for group in self._groups]
 
         def custom_sampler(self, sampler: Sampler) -> tuple[Any, Any]:

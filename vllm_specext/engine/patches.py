@@ -84,10 +84,9 @@ def _use_v2_model_runner(original: Callable) -> Callable:
 def _num_lookahead_tokens(original: Callable) -> Callable:
     def num_lookahead_tokens(self: Any) -> int:
         from vllm_specext.engine.config import is_ours
-        from vllm_specext.tree.budget import lookahead
 
-        tree = self.speculative_config.tree if is_ours(self.speculative_config) else None
-        return original(self) if tree is None else lookahead(tree.levels, tree.top_k)
+        slots = self.speculative_config.options.lookahead if is_ours(self.speculative_config) else None
+        return original(self) if slots is None else slots
 
     return num_lookahead_tokens
 
@@ -146,7 +145,9 @@ def _init_speculator(original: Callable) -> Callable:
             from vllm_specext.engine import cpu
 
             cpu.install()
-        return load(METHODS[vllm_config.speculative_config.method].speculator)(vllm_config, device)
+        speculator = load(METHODS[vllm_config.speculative_config.method].speculator)(vllm_config, device)
+        speculator.req_states = req_states
+        return speculator
 
     return init_speculator
 

@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm_specext.engine.attention import attach, pages
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.kernels.kv_compaction import compact
+from vllm_specext.kernels.pointers import Caches
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.topology import Topology
@@ -47,17 +48,23 @@ class Verification:
 
 
 class TreeStates:
-    def __init__(self, shape: TreeShape, slots: int, device: torch.device) -> None:
+    def __init__(self, shape: TreeShape, slots: int, max_model_len: int, device: torch.device) -> None:
         self.shape = shape
+        self.last_position = max_model_len - 1
         self.device = device
         self.topology = Topology.chain(slots, shape.nodes, device)
         self.kinds = np.full(slots, Drafting.TREE)
         self.is_chain = np.ones(slots, dtype=bool)
         self.step: Verification | None = None
+        self._caches: list[Caches] = []
         self.causal = self.topology.ancestors[0].clone()
         # A captured graph reads these, so they are written in place; until the first step they hold chains.
         self._visible = self.topology.ancestors.clone()
         self.prefix_lens = torch.zeros(slots, dtype=torch.int32, device=device)
+
+    def forget_caches(self) -> None:
+        """The layers' caches are others from now on."""
+        self._caches = []
 
     def write(self, slots: Tensor, slots_np: np.ndarray, topology: Topology, chain: np.ndarray) -> None:
         """Keep the trees just drafted for ``slots`` ``[R]``; ``chain`` ``[R]`` bool: those that are chains."""
@@ -90,7 +97,9 @@ class TreeStates:
         slot, node = batch.expanded_idx_mapping[:rows], batch.expanded_local_pos[:rows].long()
         positions = batch.positions[:rows].clone()
         drafted_row = positions - node >= prefill_lens[slot]
-        batch.positions[:rows] += torch.where(drafted_row, self.topology.depths[slot, node] - node, 0)
+        # What pads a draft is deeper than any walk goes, and near the context's end behind the last rotary position.
+        by_depth = positions + torch.where(drafted_row, self.topology.depths[slot, node] - node, 0)
+        batch.positions[:rows] = by_depth.clamp(max=self.last_position)
         longest = int(batch.seq_lens_cpu_upper_bound[:requests].max())
         self.step = Verification(
             batch=batch,
@@ -151,9 +160,11 @@ class TreeStates:
         step.destination = starts + torch.where(on_path, place, 0)
         if step.chains or step.slot_mappings is None:
             return
-        for layers, slots in zip(caches, step.slot_mappings, strict=True):
-            views = [view for layer in layers for view in pages(layer.kv_cache)]
-            compact(views, slots[step.source], slots[step.destination])
+        if not self._caches:
+            self._caches = [Caches(view for layer in layers for view in pages(layer.kv_cache)) for layers in caches]
+        for group, slots in zip(self._caches, step.slot_mappings, strict=True):
+            if group:
+                compact(group, slots[step.source], slots[step.destination])
 
     def as_chain(self, batch: InputBatch, rows: Tensor) -> Tensor:
         """``rows`` ``[tokens, ...]`` of ``batch`` with those of the accepted paths first, as a chain has them."""

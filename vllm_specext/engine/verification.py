@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from vllm_specext.engine.trees import TreeStates
-from vllm_specext.tree.walk import accept_chain, accept_tree
+from vllm_specext.kernels.tree_walk import accept_chain, accept_tree
 
 
 class TargetOnlyVerifier(RejectionSampler):

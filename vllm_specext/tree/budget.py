@@ -23,8 +23,9 @@ MANY = 1_000_000
 CAPS: dict[str, tuple[tuple[int, int], ...]] = {
     # Measured up to 16 by benchmarks/tree_budget.py: where arithmetic is what is short, short chains beat every tree.
     "cpu": ((8, 4), (16, 2), (MANY, 0)),
-    # Not measured: estimates from what the literature reports for trees of about 60 nodes on one GPU.
-    "cuda": ((4, 59), (16, 32), (32, 16), (64, 6), (128, 3), (MANY, 0)),
+    # Not measured: estimates from what the literature reports for trees of about 60 nodes on one GPU, such that a step
+    # of each range has at most 512 rows, which is where vLLM's default CUDA graphs end.
+    "cuda": ((4, 59), (16, 31), (32, 15), (64, 6), (128, 3), (MANY, 0)),
 }
 """Per device type: up to this many running requests, at most so many nodes pay."""
 
@@ -34,9 +35,10 @@ def pool_size(levels: int, top_k: int) -> int:
     return top_k + (levels - 1) * top_k**2
 
 
-def lookahead(levels: int, top_k: int) -> int:
-    """Slots that drafting a tree writes from the position of the last sampled token on."""
-    return (levels - 1) * top_k
+def lookahead(levels: int, top_k: int, root_slots: int) -> int:
+    """Slots that drafting a tree writes from the position of the last sampled token on, of which that token takes
+    ``root_slots``."""
+    return root_slots + (levels - 1) * top_k
 
 
 def shape_for(nodes: int, full: TreeShape) -> TreeShape:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vllm_specext.tree.budget import pool_size
 from vllm_specext.tree.topology import Topology, pack
 
 
@@ -40,79 +41,99 @@ class Frontier:
 
 
 class Expansion:
+    """``tokens``, ``scores`` and ``parents`` ``[R, pool]`` of all candidates: ``k`` of the first level, then ``k²`` of
+    each. ``parents`` are places among them, -1 the root. Of levels that have not grown yet they hold nothing."""
+
     def __init__(self, tokens: Tensor, log_probs: Tensor, levels: int) -> None:
         """``tokens`` and ``log_probs`` ``[R, k]``: the most likely tokens after the root, best first."""
         requests, self.k = tokens.shape
         self.levels = levels
-        device = tokens.device
-        self.place = torch.arange(self.k, device=device).expand(requests, -1)
-        self.tokens = [tokens]
-        self.scores = [log_probs]
-        self.parents = [torch.full_like(tokens, -1)]
-        self.frontier = Frontier(tokens, log_probs, self.place, torch.zeros_like(tokens), self._own_bits(0))
+        self.place = torch.arange(self.k, device=tokens.device).expand(requests, -1)
+        pool = pool_size(levels, self.k)
+        self.tokens, self.parents = (tokens.new_empty(requests, pool) for _ in range(2))
+        self.scores = log_probs.new_empty(requests, pool)
+        self.grown = 1
+        self.frontier = self._plant(tokens, log_probs)
 
     def grow(self, tokens: Tensor, log_probs: Tensor) -> None:
         """Add the next level: ``tokens`` and ``log_probs`` ``[R, k, k]``, best first, of every frontier node."""
-        before = self.frontier
-        scores = (before.scores[..., None] + log_probs).flatten(1)
-        tokens = tokens.flatten(1)
-        first = sum(level.shape[1] for level in self.tokens)
-        self.tokens.append(tokens)
-        self.scores.append(scores)
-        self.parents.append(before.candidates.repeat_interleave(self.k, dim=1))
-        chosen = _best(scores, self.k)
-        parents = chosen // self.k
-        inherited = before.visible.gather(1, parents[..., None].expand_as(before.visible))
-        self.frontier = Frontier(
-            tokens=tokens.gather(1, chosen),
-            scores=scores.gather(1, chosen),
-            candidates=first + chosen,
-            parents=parents,
-            visible=inherited | self._own_bits(len(self.tokens) - 1),
-        )
+        self.grown += 1
+        self.frontier = self._grow(tokens, log_probs, self.frontier)
 
     def tree(self, nodes: int) -> tuple[Tensor, Topology]:
         """Tokens ``[R, nodes]`` and shape of the ``nodes`` best candidates, best first."""
-        scores, parents = torch.cat(self.scores, dim=1), torch.cat(self.parents, dim=1)
-        order = _best(scores, scores.shape[1])
+        scores, parents = self.scores[:, : self.size], self.parents[:, : self.size]
+        order = _best(scores, self.size)
         kept = order[:, :nodes]
-        places = torch.arange(1, order.shape[1] + 1, device=order.device).expand_as(order)
+        places = torch.arange(1, self.size + 1, device=order.device).expand_as(order)
         node_of = torch.zeros_like(order).scatter_(1, order, places)
         parent = parents.gather(1, kept)
         # Candidate -1 is the root, node 0.
         parent = torch.where(parent < 0, 0, node_of.gather(1, parent.clamp(min=0)))
-        depths = torch.cat([torch.full_like(s, level + 1, dtype=torch.int64) for level, s in enumerate(self.scores)], 1)
+        depths = torch.where(kept < self.k, 1, 2 + (kept - self.k) // self.k**2)
         root = parent.new_zeros(parent.shape[0], 1)
-        topology = Topology.of(
-            torch.cat((root, parent), dim=1), torch.cat((root, depths.gather(1, kept)), dim=1), self.levels
-        )
-        return torch.cat(self.tokens, dim=1).gather(1, kept), topology
+        topology = Topology.of(torch.cat((root, parent), dim=1), torch.cat((root, depths), dim=1), self.levels)
+        return self.tokens.gather(1, kept), topology
+
+    @property
+    def size(self) -> int:
+        """Candidates so far."""
+        return pool_size(self.grown, self.k)
 
     def chain(self) -> Tensor:
         """Tokens ``[R, levels grown]`` of the path to the last level that promises most accepted tokens: the one with
         the largest sum of cumulative probabilities."""
-        gain = self.scores[0].exp()
-        gains = [gain]
-        for level in range(1, len(self.scores)):
+        gains = [self.scores[:, self._level(0)].exp()]
+        for level in range(1, self.grown):
             before = gains[-1].gather(1, self._within_level(level))
-            gains.append(before + self.scores[level].exp())
+            gains.append(before + self.scores[:, self._level(level)].exp())
         place = gains[-1].argmax(dim=1, keepdim=True)
         path = []
-        for level in range(len(self.tokens) - 1, -1, -1):
-            path.append(self.tokens[level].gather(1, place))
+        for level in range(self.grown - 1, -1, -1):
+            path.append(self.tokens[:, self._level(level)].gather(1, place))
             if level > 0:
                 place = self._within_level(level).gather(1, place)
         return torch.cat(path[::-1], dim=1)
 
+    def _plant(self, tokens: Tensor, log_probs: Tensor) -> Frontier:
+        """The first level, all of which is its frontier."""
+        first = self._level(0)
+        self.tokens[:, first], self.scores[:, first], self.parents[:, first] = tokens, log_probs, -1
+        return Frontier(tokens, log_probs, self.place, torch.zeros_like(tokens), self._own_bits())
+
+    def _grow(self, tokens: Tensor, log_probs: Tensor, before: Frontier) -> Frontier:
+        last = self._level(self.grown - 1)
+        tokens, scores = tokens.flatten(1), (before.scores[..., None] + log_probs).flatten(1)
+        self.tokens[:, last], self.scores[:, last] = tokens, scores
+        self.parents[:, last] = before.candidates.repeat_interleave(self.k, dim=1)
+        chosen = _best(scores, self.k)
+        parents = chosen // self.k
+        inherited = before.visible.gather(1, parents[..., None].expand_as(before.visible))
+        return Frontier(
+            tokens=tokens.gather(1, chosen),
+            scores=scores.gather(1, chosen),
+            candidates=last.start + chosen,
+            parents=parents,
+            visible=inherited | self._own_bits(),
+        )
+
+    def _level(self, level: int) -> slice:
+        """Where its candidates are."""
+        return slice(pool_size(level, self.k) if level else 0, pool_size(level + 1, self.k))
+
     def _within_level(self, level: int) -> Tensor:
         """Parents of a level's candidates as places in the level before."""
-        return self.parents[level] - sum(earlier.shape[1] for earlier in self.tokens[: level - 1])
+        return self.parents[:, self._level(level)] - self._level(level - 1).start
 
-    def _own_bits(self, level: int) -> Tensor:
-        """The last level has no frontier that is run, hence no bits."""
-        slots = max(self.levels - 1, 1) * self.k
-        own = torch.arange(slots, device=self.place.device) == (level * self.k + self.place)[..., None]
-        return pack(own)
+    @property
+    def _bits(self) -> int:
+        """Frontier nodes of all levels but the last, which has no frontier that is run, hence no bits."""
+        return max(self.levels - 1, 1) * self.k
+
+    def _own_bits(self) -> Tensor:
+        """Of the latest level's frontier nodes."""
+        bit = torch.arange(self._bits, device=self.place.device)
+        return pack(bit == ((self.grown - 1) * self.k + self.place)[..., None])
 
 
 def _best(scores: Tensor, count: int) -> Tensor:

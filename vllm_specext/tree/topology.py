@@ -41,6 +41,14 @@ class Topology:
         one = (depths - 1).clamp(min=0), depths, pack(seen)
         return cls(*(tensor.repeat(requests, *[1] * tensor.dim()) for tensor in one))
 
+    def where(self, chosen: Tensor, others: "Topology") -> "Topology":
+        """``others`` for the requests that are ``chosen`` ``[R, 1]`` bool."""
+        return Topology(
+            torch.where(chosen, others.parents, self.parents),
+            torch.where(chosen, others.depths, self.depths),
+            torch.where(chosen[..., None], others.ancestors, self.ancestors),
+        )
+
 
 def words(nodes: int) -> int:
     """Number of 32-bit words that hold a bit for each of ``nodes`` nodes."""
