@@ -33,6 +33,11 @@ class MethodOptions(BaseModel):
     """Slots behind the accepted prefix that the last sampled token takes in the drafter's cache."""
 
     @property
+    def switches_off(self) -> bool:
+        """Whether nothing is drafted at loads where that is measured to be faster; for methods with draft trees."""
+        return False
+
+    @property
     def tree(self) -> TreeShape | None:
         """The largest draft tree, ``None`` where the draft is a chain."""
         return None
@@ -113,6 +118,16 @@ class SwiftOptions(MethodOptions):
     swift_bayes_interval: int = Field(25, ge=0, description="steps from one Bayesian suggestion to the next; 0: none")
     swift_confidence: float = Field(0.8, ge=0, le=1, description="probability below which a chain ends")
     swift_layers: str | None = Field(None, description="file with the set to use; nothing is searched for then")
+    swift_switch_off: bool = Field(
+        True, description="draft nothing at numbers of running requests where drafting is measured to lose"
+    )
+    swift_save: str | None = Field(
+        None, min_length=1, description="file that the found set is written to, to be given back as swift_layers"
+    )
+
+    @property
+    def switches_off(self) -> bool:
+        return self.swift_switch_off
 
     @property
     def tree(self) -> TreeShape:

@@ -97,12 +97,6 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda launch: bool(launch.arguments.enable_lora) and _adapts_lm_head(launch.arguments.lora_target_modules),
     ),
     Refusal(
-        "--tensor-parallel-size above 1",
-        ("swift",),
-        "every rank searches on its own, and ranks that skip different layers would wait for each other",
-        lambda launch: launch.parallel.tensor_parallel_size > 1,
-    ),
-    Refusal(
         "--enable-lora",
         ("swift",),
         "the target's layers would draft without their adapters",
@@ -113,6 +107,12 @@ REFUSALS: tuple[Refusal, ...] = (
         ALL,
         "connectors do not know the drafter's keys and values",
         lambda launch: launch.arguments.kv_transfer_config is not None,
+    ),
+    Refusal(
+        "--ec-transfer-config (encoder-cache connector)",
+        ("swift",),
+        "its targets have no encoder, and the metrics of its search travel where the connector's would",
+        lambda launch: launch.arguments.ec_transfer_config is not None,
     ),
     Refusal(
         "a hybrid or attention-free target (Mamba, linear attention)",

@@ -24,6 +24,8 @@ class Method:
     """Name under which the drafter's serving model is registered with vLLM; ``None`` where there is no drafter."""
     serving_model: str | None = None
     """``module:class`` of the drafter's serving model."""
+    metrics: str | None = None
+    """``module:function`` that gives metrics of the method's own to vLLM's Prometheus loggers and other loggers."""
 
 
 METHODS: dict[str, Method] = {
@@ -53,6 +55,7 @@ METHODS: dict[str, Method] = {
             options=SwiftOptions,
             preparation="vllm_specext.methods.swift.prepare:prepare",
             speculator="vllm_specext.methods.swift.speculator:SwiftSpeculator",
+            metrics="vllm_specext.methods.swift.metrics:attach",
         ),
     )
 }

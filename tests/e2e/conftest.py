@@ -1,4 +1,4 @@
-"""Servers on the bundled models, each started once: vLLM alone, the plug-in unused, GRIFFIN trees and MoA trees."""
+"""Servers on the bundled models, each started once: vLLM alone, the plug-in unused, and one of every method."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from vllm_specext.demo.run import PROMPTS
-from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE, Server
+from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE, SWIFT, Server
 
 # Servers that run side by side must not be bound to the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -52,6 +52,13 @@ def griffin(logs: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")  # where it is used, so that it does not take memory from the other servers' tests
 def moa(logs: Path) -> Iterator[Server]:
     with Server(logs / "moa.log", MOA_TREE) as server:
+        yield server.start()
+
+
+@pytest.fixture(scope="module")
+def swift(logs: Path) -> Iterator[Server]:
+    """Keeps what it finds in ``swift.json`` beside its log."""
+    with Server(logs / "swift.log", SWIFT | {"swift_save": str(logs / "swift.json")}) as server:
         yield server.start()
 
 

@@ -1,5 +1,5 @@
 """OpenAI clients get the stock server's answers from a server with draft trees: from GRIFFIN's in every form of asking,
-from MoA's, whose way to the client is the same, for completions one at a time and at once."""
+from MoA's and SWIFT's, whose way to the client is the same, for completions one at a time and at once."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +10,13 @@ from openai import OpenAI
 
 from tests.e2e.conftest import DEPTH, Client
 from vllm_specext.demo.run import ask_in_turn, speculation, summarize
-from vllm_specext.demo.server import Server
+from vllm_specext.demo.server import SWIFT, Server
+from vllm_specext.methods.swift.stored import read_found
 
+SEARCH_METRICS = [
+    f"vllm:specext_swift_{name}"
+    for name in ("matchness", "acceptance", "set_version", "search_steps_total", "restarts_total")
+]
 CHAT: dict[str, Any] = {
     "model": "bundled",
     "messages": [{"role": "user", "content": "What does numpy.mean do?"}],
@@ -20,7 +25,7 @@ CHAT: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=["griffin", "moa"])
+@pytest.fixture(params=["griffin", "moa", "swift"])
 def drafting(request: pytest.FixtureRequest) -> Server:
     """A server with draft trees."""
     server: Server = request.getfixturevalue(request.param)
@@ -83,6 +88,23 @@ def test_our_metrics_add_up_to_vllms(griffin: Server, with_drafts: OpenAI, promp
     assert sum(counted.accepted) == accepted > 0
     assert griffin.metric("vllm:specext_acceptance_length_count") == drafts
     assert griffin.metric("vllm:specext_acceptance_length_sum") == drafts + accepted
+
+
+def test_the_search_is_seen_in_prometheus_and_in_the_log_and_kept(
+    swift: Server, client: Client, prompts: list[str]
+) -> None:
+    before = swift.metric("vllm:specext_swift_search_steps_total")
+    complete(client(swift), prompts[0], max_tokens=96, extra={"ignore_eos": True})
+    samples = {sample.name: sample.value for sample in swift.samples() if "specext_swift" in sample.name}
+    assert set(SEARCH_METRICS) <= set(samples)
+    assert 0 < samples["vllm:specext_swift_matchness"] <= 1
+    assert samples["vllm:specext_swift_acceptance"] > 0.3
+    steps = samples["vllm:specext_swift_search_steps_total"]
+    assert steps > before or steps > SWIFT["swift_max_steps"]
+    assert samples["vllm:specext_swift_set_version"] >= 1
+    found = read_found(swift.log.with_suffix(".json"))
+    assert found.target.layers == 12
+    assert f"SWIFT skips {found.skipped}: " in swift.log.read_text()
 
 
 def test_our_metrics_are_absent_without_our_methods(griffin: Server, unused: Server) -> None:

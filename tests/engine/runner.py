@@ -25,6 +25,8 @@ COUNTERS = (
     "vllm:spec_decode_num_accepted_tokens",
     "vllm:num_preemptions",
     "vllm:prefix_cache_hits",
+    "vllm:specext_swift_acceptance",
+    "vllm:specext_swift_search_steps",
 )
 
 
@@ -209,14 +211,18 @@ def by_token(rows: Any) -> list[dict[int, float]]:
     return [{token: entry.logprob for token, entry in (row or {}).items()} for row in rows or []]
 
 
-def main(spec_path: str, out_path: str) -> None:
-    spec = json.loads(Path(spec_path).read_text())
+def replace_in_vllm(spec: dict[str, Any]) -> None:
     if spec.get("keep_async"):
         keep_asynchronous_scheduling()
     if spec.get("graphs"):
         emulate_graphs(spec["graphs"])
     if spec.get("sabotage"):
         globals()[spec["sabotage"]]()
+
+
+def main(spec_path: str, out_path: str) -> None:
+    spec = json.loads(Path(spec_path).read_text())
+    replace_in_vllm(spec)
     from vllm import LLM
 
     llm = LLM(disable_log_stats=False, **spec["llm"])
@@ -255,5 +261,7 @@ def main(spec_path: str, out_path: str) -> None:
     )
 
 
+if __name__ == "__mp_main__":  # the process of a tensor-parallel rank
+    replace_in_vllm(json.loads(Path(sys.argv[1]).read_text()))
 if __name__ == "__main__":
     main(*sys.argv[1:])

@@ -34,6 +34,7 @@ def launch(**changes: Any) -> Launch:
     }
     arguments: dict[str, Any] = {
         "kv_transfer_config": None,
+        "ec_transfer_config": None,
         "watermark_config": None,
         "enable_lora": False,
         "lora_target_modules": None,
@@ -79,7 +80,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
         ({"enable_lora": True, "lora_target_modules": ["q_proj"]}, "--enable-lora"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"ec_transfer_config": object()}, "--ec-transfer-config"),
     ],
 }
 """The same, where other methods have nothing against it."""

@@ -43,6 +43,20 @@ def test_writing_the_same_set_twice_gives_the_same_file(path: Path, tmp_path: Pa
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
 
+def test_the_file_is_replaced_at_once_or_not_at_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Path, text: str, **options: Any) -> None:
+        assert self != path
+        self.write_bytes(text[:10].encode())
+        raise OSError("no space left on device")
+
+    before = path.read_bytes()
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(OSError, match="no space"):
+        write_found(path, FOUND)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

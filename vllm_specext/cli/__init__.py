@@ -11,6 +11,7 @@ from vllm_specext.cli.demo import demo
 from vllm_specext.cli.doctor import doctor
 from vllm_specext.cli.methods import methods
 from vllm_specext.cli.serve import serve
+from vllm_specext.cli.swift import swift
 from vllm_specext.errors import ConfigurationError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command(
 app.command()(demo)
 app.command()(doctor)
 app.command()(methods)
+app.command()(swift)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ is easy to draft.
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -19,12 +19,13 @@ from typing import Any
 from openai import OpenAI
 
 from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, MOA_TREE, TARGET, Server
+from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, MOA_TREE, SWIFT, TARGET, Server
 
 CONFIGURATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("griffin-chain", GRIFFIN_CHAIN),
     ("griffin-tree", GRIFFIN_TREE),
     ("moa-tree", MOA_TREE),
+    ("swift", SWIFT),
 )
 """Rows after ``plain``: name and ``--speculative-config``."""
 PROMPTS = Path(__file__).parent / "prompts.json"
@@ -136,14 +137,20 @@ def ask(client: OpenAI, server: Server, prompt: str) -> Answer:
 
 def speculation(server: Server) -> Speculation:
     """What the server has counted since its start."""
-    counted = Speculation()
+    return counted(server.samples())
+
+
+def counted(samples: Iterable[Any]) -> Speculation:
+    """What is in Prometheus' samples or in ``LLM.get_metrics()``."""
+    found = Speculation()
     depths: dict[int, float] = {}
-    for sample in server.samples():
-        if sample.name == "vllm:specext_num_verifications_total":
-            counted += Speculation(sample.value, int(sample.labels["nodes"]) * sample.value)
-        elif sample.name == "vllm:specext_num_accepted_tokens_per_depth_total":
+    for sample in samples:
+        name = sample.name.removesuffix("_total")
+        if name == "vllm:specext_num_verifications":
+            found += Speculation(sample.value, int(sample.labels["nodes"]) * sample.value)
+        elif name == "vllm:specext_num_accepted_tokens_per_depth":
             depths[int(sample.labels["depth"])] = sample.value
-    return replace(counted, accepted=tuple(depths[depth] for depth in sorted(depths)))
+    return replace(found, accepted=tuple(depths[depth] for depth in sorted(depths)))
 
 
 def summarize(name: str, answers: list[Answer], plain: list[Answer]) -> Row:

@@ -42,6 +42,16 @@ GRIFFIN_TREE: dict[str, Any] = {
 """As deep as the chain is long, so that the two rows differ by the tree's width alone. On a CPU the default schedule
 would draft chains."""
 MOA_TREE: dict[str, Any] = GRIFFIN_TREE | {"method": "moa", "model": str(MODELS / "moa")}
+SWIFT: dict[str, Any] = {
+    "method": "swift",
+    "num_speculative_tokens": 8,
+    "num_speculative_tokens_per_batch_size": [[1, 16, 8]],
+    "swift_confidence": 0.3,
+    "swift_max_steps": 150,
+    "swift_switch_off": False,
+}
+"""For a small target, of which no draft is sure: chains go on for longer than by default. The search ends within the
+demonstration, and drafts go on where they lose, to be seen."""
 START_TIMEOUT = 900.0
 """Seconds until a server that still loads is given up; one takes 20 to 60."""
 

@@ -104,6 +104,15 @@ CATALOGUE: tuple[Patch, ...] = (
         "vLLM asks the speculator for lengths",
     ),
     Patch(
+        "news of a speculator",
+        "vllm.v1.worker.gpu.model_runner.GPUModelRunner.sample_tokens",
+        "vLLM has no way for what a speculator knows to reach the metrics; SWIFT's search runs in the worker",
+        "wrapped: where a speculator has news, they go into the step's output, in the place of the statistics of an "
+        "encoder-cache connector, which is refused with that method",
+        "none: vLLM's speculators have no statistics of their own",
+        "vLLM takes statistics from the speculator",
+    ),
+    Patch(
         "metrics",
         "vllm.v1.metrics.loggers.StatLoggerManager.__init__",
         "vLLM reads its entry points for stat loggers only for the async engine, announces them in every server's log, "

@@ -23,6 +23,7 @@ def wrap_worker() -> None:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     wrap(GPUModelRunner, "take_draft_token_ids", _take_draft_token_ids)
+    wrap(GPUModelRunner, "sample_tokens", _sample_tokens)
     wrap(model_states, "resolve_model_state_cls", _resolve_model_state_cls)
 
 
@@ -61,6 +62,21 @@ def _take_draft_token_ids(original: Callable) -> Callable:
         return drafted
 
     return take_draft_token_ids
+
+
+def _sample_tokens(original: Callable) -> Callable:
+    def sample_tokens(self: Any, grammar_output: Any) -> Any:
+        output = original(self, grammar_output)
+        news = getattr(self.speculator, "news", None)
+        if output is not None and news is not None and (told := news.take()) is not None:
+            from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorStats
+            from vllm.v1.outputs import ECConnectorOutput
+
+            stats = ECConnectorStats(told)
+            output.model_runner_output.ec_connector_output = ECConnectorOutput(ec_connector_stats=stats)
+        return output
+
+    return sample_tokens
 
 
 def _resolve_model_state_cls(original: Callable) -> Callable:

@@ -13,6 +13,7 @@ from vllm_specext.errors import ConfigurationError
 SUPPORTED = "0.32"
 
 _RUNNER = "vllm.v1.worker.gpu"
+_ENCODER_CACHE = "vllm.distributed.ec_transfer.ec_connector.metrics"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _PROPOSE = (
     "self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states num_sampled num_rejected "
@@ -32,11 +33,15 @@ SIGNATURES: dict[str, str] = {
     f"{_SCHEDULER}._free_blocks": "self request",
     f"{_SCHEDULER}._update_after_schedule": "self scheduler_output",
     f"{_SCHEDULER}.update_draft_token_ids": "self draft_token_ids",
+    f"{_SCHEDULER}.update_from_output": "self scheduler_output model_runner_output",
     "vllm.v1.metrics.loggers:StatLoggerManager.__init__": (
         "self vllm_config engine_idxs custom_stat_loggers enable_default_loggers aggregate_engine_logging client_count"
     ),
     "vllm.v1.metrics.loggers:StatLoggerBase.record": "self scheduler_stats iteration_stats mm_cache_stats engine_idx",
     "vllm.v1.spec_decode.metrics:SpecDecodingLogging.log": "self log_fn",
+    f"{_ENCODER_CACHE}:ECConnectorLogging.observe": "self transfer_stats_data",
+    f"{_ENCODER_CACHE}:ECConnectorLogging.log": "self log_fn",
+    f"{_ENCODER_CACHE}:ECConnectorProm.observe": "self transfer_stats_data engine_idx",
     f"{_RUNNER}.spec_decode:init_speculator": "vllm_config device req_states",
     f"{_RUNNER}.model_states:resolve_model_state_cls": "vllm_config model",
     f"{_RUNNER}.model_states.interface:ModelState.custom_sampler": "self sampler",
@@ -49,6 +54,7 @@ SIGNATURES: dict[str, str] = {
         "self input_batch cudagraph_mode block_tables slot_mappings attn_groups kv_cache_config for_capture ubatch_idx"
     ),
     f"{_RUNNER}.model_runner:GPUModelRunner.take_draft_token_ids": "self",
+    f"{_RUNNER}.model_runner:GPUModelRunner.sample_tokens": "self grammar_output",
     f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.propose": _PROPOSE,
     f"{_RUNNER}.spec_decode.eagle.speculator:EagleSpeculator.load_draft_model": (
         "self target_model target_attn_layer_names"

@@ -31,6 +31,8 @@ from vllm.v1.metrics.loggers import (
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingLogging, SpecDecodingStats
 
+from vllm_specext.registry import METHODS, load
+
 SIZES_IN_LOG = 5
 """Budgets by load give a few tree sizes; what the scheduler cuts to fit its own budget adds rare others."""
 
@@ -41,13 +43,18 @@ def attach(manager: StatLoggerManager, vllm_config: VllmConfig) -> None:
     They go where vLLM's own go: to Prometheus or Ray, and to the log only if vLLM writes its statistics there.
     """
     depth = tree_depth(vllm_config)
+    published, logged = [], []
     for found in tuple(manager.stat_loggers):
         if isinstance(found, PrometheusStatLogger):
             manager.stat_loggers.append(DraftTreeStatLogger(found, depth))
+            published.append(found)
         loggers = found.per_engine_stat_loggers.values() if isinstance(found, PerEngineStatLoggerAdapter) else (found,)
         for each in loggers:
             if isinstance(each, LoggingStatLogger):
                 each.spec_decoding_logging = DraftTreeLogging(depth)
+                logged.append(each)
+    if own := METHODS[vllm_config.speculative_config.method].metrics:
+        load(own)(published, logged)
 
 
 def tree_depth(vllm_config: VllmConfig) -> int:

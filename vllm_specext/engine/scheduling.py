@@ -1,5 +1,5 @@
 """Requests that are drafted less than the others: none where speculation is off, a chain's length where a tree will not
-do.
+do. Methods that ask for it are drafted nothing at loads where that is faster (``draft_switch.py``).
 
 The scheduler only counts. Whatever the drafter writes for such a request, the scheduler gives it rows for the first few
 drafted tokens only, and those are a chain by the worker's own rule (``requests.py``).
@@ -10,10 +10,11 @@ from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from vllm_specext.engine.config import is_ours
+from vllm_specext.engine.draft_switch import DraftSwitch
 from vllm_specext.engine.requests import Drafting, drafting_of, has_custom_processors
 
 
@@ -39,6 +40,12 @@ def with_draft_limits(base: type[Scheduler]) -> type[Scheduler]:
                 # With a schedule, vLLM does not pad the first decoding step of a request to the full number of drafted
                 # tokens; the padding would pass for the tree of whatever request had the slot before.
                 self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.scheduler_config.max_num_seqs + 1)
+            self._switch: DraftSwitch | None = None
+            # Where several engines work in step, none of them decides alone.
+            alone = vllm_config.parallel_config.data_parallel_size == 1
+            if alone and vllm_config.speculative_config.options.switches_off:
+                assert self.dynamic_sd_lookup is not None
+                self._switch = DraftSwitch(self.dynamic_sd_lookup)
 
         def add_request(self, request: Request) -> None:
             super().add_request(request)
@@ -75,6 +82,12 @@ def with_draft_limits(base: type[Scheduler]) -> type[Scheduler]:
                     if request_id in self._draft_limits:
                         del tokens[self._draft_limits[request_id] :]
             super().update_draft_token_ids(draft_token_ids)
+
+        def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+            outputs = super().update_from_output(scheduler_output, model_runner_output)
+            if self._switch is not None:
+                self._switch.note(scheduler_output, model_runner_output.sampled_token_ids)
+            return outputs
 
     SpecExtScheduler.__name__ = SpecExtScheduler.__qualname__ = f"SpecExt{base.__name__}"
     return SpecExtScheduler

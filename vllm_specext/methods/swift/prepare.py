@@ -1,5 +1,6 @@
-"""What SWIFT needs before vLLM builds its configuration: a target with layers that it can skip."""
+"""What SWIFT needs before vLLM builds its configuration: a target whose layers it can skip, and a file to write to."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,28 @@ def prepare(options: SwiftOptions, launch: Launch) -> tuple[dict[str, Any], dict
     if options.swift_layers is not None:
         path = Path(options.swift_layers)
         check_target(path, read_found(path), target)
+    check_save(options)
     fields = options.model_dump(include={"num_speculative_tokens", "num_speculative_tokens_per_batch_size"})
     # Nothing is kept of a draft, so all of a cached prefix can be used.
     fields["disable_eagle_block_drop"] = True
     return {name: value for name, value in fields.items() if value is not None}, {}
+
+
+def check_save(options: SwiftOptions) -> None:
+    """Refuse a file that nothing would be written to, or that could not be written."""
+    if options.swift_save is None:
+        return
+    key, path = f"speculative-config key 'swift_save' is {options.swift_save!r}", Path(options.swift_save)
+    if options.swift_layers is not None:
+        raise ConfigurationError(
+            f"{key}, but nothing is searched for with 'swift_layers': only one of the two is allowed."
+        )
+    if options.swift_max_steps == 0:
+        raise ConfigurationError(
+            f"{key}, but nothing is searched for when 'swift_max_steps' is 0: 1 or more is allowed."
+        )
+    if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
+        raise ConfigurationError(f"{key}, but has to be a file in a folder that exists and can be written to.")
 
 
 def describe(model: Any) -> Target:

@@ -12,6 +12,7 @@ keys and values in slots behind the text.
 Shapes: ``R`` requests, ``D`` levels, ``W`` tokens of the window.
 """
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.engine.tree_growth import TreeGrower
+from vllm_specext.methods.swift.agreement import Agreement
 from vllm_specext.methods.swift.candidates import NUM_CANDIDATES, draft_tree, goes_on
 from vllm_specext.methods.swift.drafter import SelfDrafter
+from vllm_specext.methods.swift.keeping import Keeper
 from vllm_specext.methods.swift.layers import SkipSet, num_skipped
+from vllm_specext.methods.swift.metrics import News
+from vllm_specext.methods.swift.prepare import describe
 from vllm_specext.methods.swift.search import Candidate, Search, SearchOptions
 from vllm_specext.methods.swift.stored import read_found
 from vllm_specext.methods.swift.suggestion import BayesianSuggester
@@ -67,10 +73,19 @@ class SwiftSpeculator(TreeGrower):
             swift_max_steps=self.options.swift_max_steps if given is None else 0,
             swift_bayes_interval=self.options.swift_bayes_interval,
         )
-        suggester = BayesianSuggester(layers, num_skipped(layers, ratio))
-        if search.swift_max_steps and search.swift_bayes_interval:
+        group = get_tp_group()
+        self.agreement = Agreement(group)
+        suggester = BayesianSuggester(layers, num_skipped(layers, ratio)) if group.is_first_rank else None
+        if suggester is not None and search.swift_max_steps and search.swift_bayes_interval:
             suggester.start()
-        self.search = Search(start, search, suggester)
+        self.search = Search(start, search, self.agreement.on_suggestions_of(suggester))
+        self.news = News(self.search)
+        parallel, save = self.vllm_config.parallel_config, self.options.swift_save
+        self.keeper: Keeper | None = None
+        if parallel.rank == 0:
+            path = None if save is None or parallel.data_parallel_index else Path(save)
+            self.keeper = Keeper(self.search, search, describe(self.vllm_config.model_config), path)
+            weakref.finalize(self, self.keeper.save)
         self.target_names = set(target_attn_layer_names)
         return SelfDrafter(target_model, start)
 
@@ -103,13 +118,17 @@ class SwiftSpeculator(TreeGrower):
         batch, requests = input_batch, input_batch.num_reqs
         drafted = self.draft_tokens[:requests]
         self.draft_lengths = None
-        if skip_attn_for_dummy_run or not attn_metadata or self.trees is None or nodes == 0:
+        if skip_attn_for_dummy_run or not attn_metadata or self.trees is None:
             return drafted
         slots = batch.idx_mapping
         sampled, prompt = last_sampled.view(-1)[slots], next_prefill_tokens.view(-1)[slots]
         self.root_ids[:requests] = torch.where(num_sampled > 0, sampled, prompt.to(sampled.dtype))
         self.tree_starts[:requests] = batch.seq_lens[:requests] - num_rejected[:requests] + self.root_slots
         self.writes[:requests] = not dummy_run
+        if nodes == 0:
+            if not dummy_run:
+                self._learn(batch, num_sampled, np.zeros(requests, dtype=np.int64))
+            return drafted
         tokens, log_probs = self._draft_chains(batch, nodes)
         tree = draft_tree(
             tokens,
@@ -122,8 +141,8 @@ class SwiftSpeculator(TreeGrower):
         drafted[:, :nodes] = tree.tokens
         if dummy_run:
             return drafted
-        lengths = self._keep(batch, drafted, nodes, tokens, tree.topology, tree.num_nodes)
-        self._learn(batch, num_sampled, lengths)
+        self.draft_lengths, levels = self._keep(batch, drafted, nodes, tokens, tree.topology, tree.num_nodes)
+        self._learn(batch, num_sampled, levels)
         return drafted
 
     def _draft_chains(self, batch: InputBatch, nodes: int) -> tuple[Tensor, Tensor]:
@@ -152,7 +171,7 @@ class SwiftSpeculator(TreeGrower):
             tokens, log_probs = found[-1]
             ids = tokens[:, :1]
             alive = alive & goes_on(log_probs[:, 0], self.options.swift_confidence)
-            if not alive.any():
+            if not self.agreement.on(alive.any()):
                 break
         tokens, log_probs = (torch.stack(parts, dim=1) for parts in zip(*found, strict=True))
         return tokens, log_probs
@@ -160,7 +179,7 @@ class SwiftSpeculator(TreeGrower):
     def _keep(
         self, batch: InputBatch, drafted: Tensor, nodes: int, tokens: Tensor, topology: Topology, num_nodes: Tensor
     ) -> np.ndarray:
-        """Hand the trees to verification, chains where a request needs one; the number of nodes of each, ``[R]``."""
+        """Hand the trees to verification, chains where a request needs one; nodes and levels of each, ``[2, R]``."""
         assert self.trees is not None
         needs_chain = self.trees.kinds[batch.idx_mapping_np] != Drafting.TREE
         levels = topology.depths.masked_fill(topology.depths > self.trees.shape.levels, 0).amax(dim=1)
@@ -173,22 +192,22 @@ class SwiftSpeculator(TreeGrower):
             topology = topology.where(chosen, Topology.chain(batch.num_reqs, nodes, self.device))
             num_nodes = torch.where(chosen[:, 0], levels, num_nodes)
         self.trees.write(batch.idx_mapping, batch.idx_mapping_np, topology, needs_chain)
-        lengths, levels_np = torch.stack((num_nodes, levels)).cpu().numpy()
-        self.draft_lengths = lengths
-        self.levels_now = levels_np
-        return lengths
+        return torch.stack((num_nodes, levels)).cpu().numpy()
 
-    def _learn(self, batch: InputBatch, num_sampled: Tensor, lengths: np.ndarray) -> None:
+    def _learn(self, batch: InputBatch, num_sampled: Tensor, levels: np.ndarray) -> None:
+        """Note what was accepted, and take a step of the search; ``levels`` ``[R]`` were drafted just now."""
         slots = batch.idx_mapping_np
         accepted = (num_sampled[: batch.num_reqs] - 1).clamp(min=0).cpu().numpy()
         drafts = batch.num_draft_tokens_per_req
         if drafts is not None:
             for place in np.flatnonzero(drafts):
                 self.search.note_acceptance(int(accepted[place]), int(self.levels_drafted[slots[place]]))
-        self.levels_drafted[slots] = self.levels_now
+        self.levels_drafted[slots] = levels
         candidate = self.search.propose()
         if candidate is not None:
             self._evaluate(batch, candidate)
+        if self.keeper is not None:
+            self.keeper.look()
 
     def _evaluate(self, batch: InputBatch, candidate: Candidate) -> None:
         """One step of the search, if the first request has a window of its own text."""
@@ -220,4 +239,4 @@ class SwiftSpeculator(TreeGrower):
             longest=first + 2 * self.window + 1,
         )
         predicted = self.model.compute_logits(features).argmax(dim=-1)
-        return float((predicted == text[1:]).float().mean())
+        return self.agreement.on((predicted == text[1:]).float().mean())

@@ -6,6 +6,7 @@ drafts worse.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class FoundSet:
 
 
 def write_found(path: Path, found: FoundSet) -> None:
+    """Whoever reads ``path`` meanwhile sees the file that was there before, whole."""
     content = {
         **asdict(found.target),
         "skip_ratio": found.skip_ratio,
@@ -49,7 +51,12 @@ def write_found(path: Path, found: FoundSet) -> None:
         "steps": found.steps,
         "history": [[step.number, step.kind.value, step.score, step.best, step.adopted] for step in found.history],
     }
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def read_found(path: Path) -> FoundSet:

@@ -1,0 +1,50 @@
+"""Two ranks of a tensor-parallel target draft and verify as one, on a CPU with two cores.
+
+Each method is compared with plain decoding on two ranks, because sums over ranks round otherwise than one rank's.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import ROUND, Result, moa, tree
+from tests.engine.test_lossless import differing
+from tests.engine.test_swift import swift
+
+Engines = Callable[..., Result]
+
+TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+ASKED = [ROUND[:8]]
+"""Few, because two ranks on two cores wait for each other all the time."""
+
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="a rank needs a core of its own"),
+]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(engines: Engines) -> Iterator[Engines]:
+    def run(llm: dict[str, Any], **switches: Any) -> Result:
+        return engines(llm | TWO_RANKS, rounds=ASKED, **switches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+        yield run
+
+
+@pytest.mark.parametrize(
+    "llm",
+    [tree(24, 4), moa(24, 4), swift()],
+    ids=["griffin", "moa", "swift"],
+)
+def test_two_ranks_give_the_tokens_of_plain_decoding(two_ranks: Engines, llm: dict[str, Any]) -> None:
+    result = two_ranks(llm)
+    assert differing(result, two_ranks({})) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
+
+
+def test_a_deliberate_fault_is_noticed_on_two_ranks(two_ranks: Engines) -> None:
+    assert differing(two_ranks(tree(24, 4), sabotage="skip_compaction"), two_ranks({})) != []
