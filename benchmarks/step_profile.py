@@ -1,200 +1,162 @@
-"""Where a step's time goes on the host, by part, without drafts, with chains and with trees.
+"""Where a step's time goes on the host, by part, without drafts and with GRIFFIN's and MoA's chains and trees.
 
     python -m benchmarks.step_profile --output benchmarks/results/cpu
 
 Every configuration runs in a process of its own, one engine each, and generates greedily for 1 and for 16 requests at
-once. The parts are timed by wrapping their functions; a part's time is its own, without that of parts inside it. On a
-CPU that is all there is; on a GPU it is the time of launching, which must stay below the time of computing.
+once; the steps after those that read the prompts are timed. The parts (``step_parts.py``) are timed by wrapping their
+functions; a part's time is its own, without that of parts inside it, and what counts is the thread's time on its core.
+Of three rounds the one with the median step is taken. On a CPU that is all there is; on a GPU it is the time of
+launching, which must stay below that of computing.
 """
 
 import argparse
-import importlib
 import json
-import os
-import subprocess
-import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as pyplot
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from vllm_specext.demo.server import GRIFFIN_CHAIN, MODELS, TARGET
+from benchmarks.engines import ENGINE, MOST_REQUESTS, in_own_process
+from benchmarks.step_parts import PARTS, functions_of
+from benchmarks.stopwatch import Stopwatch, Watched
+from vllm_specext.demo.server import GRIFFIN_CHAIN, MODELS
 
-BATCHES = (1, 16)
+BATCHES = (1, MOST_REQUESTS)
+ROUNDS = 3
 TOKENS = 64
-ENGINE: dict[str, Any] = {
-    "model": str(TARGET),
-    "dtype": "float32",
-    "enforce_eager": True,
-    "max_model_len": 512,
-    "max_num_seqs": BATCHES[-1],
-    "kv_cache_memory_bytes": 512 << 20,
-    "enable_prefix_caching": False,
-}
+PROMPT = range(40, 140)
+"""Behind a first token of each request's own."""
+ENGINE_ITSELF = "engine"
+"""What is left of a step: turning tokens into text, and what lies between the parts."""
 
 
-def tree(nodes: int, top_k: int) -> dict[str, Any]:
-    drafter = {"method": "griffin", "model": str(MODELS / "griffin"), "num_speculative_tokens": nodes}
-    return drafter | {"tree_top_k": top_k, "num_speculative_tokens_per_batch_size": [[1, BATCHES[-1], nodes]]}
+def tree(nodes: int, top_k: int, method: str = "griffin") -> dict[str, Any]:
+    """Trees of ``nodes`` at every load."""
+    drafter = {"method": method, "model": str(MODELS / method), "num_speculative_tokens": nodes}
+    return drafter | {"tree_top_k": top_k, "num_speculative_tokens_per_batch_size": [[1, MOST_REQUESTS, nodes]]}
 
 
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     "plain": None,
-    "chain of 4": GRIFFIN_CHAIN,
-    "tree of 24": tree(24, 4),
-    "tree of 59": tree(59, 10),
+    "griffin, chain of 4": GRIFFIN_CHAIN,
+    "griffin, tree of 24": tree(24, 4),
+    "griffin, tree of 59": tree(59, 10),
+    "moa, chain of 4": GRIFFIN_CHAIN | {"method": "moa", "model": str(MODELS / "moa")},
+    "moa, tree of 24": tree(24, 4, "moa"),
 }
-RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
-PARTS: dict[str, tuple[str, ...]] = {
-    "scheduler": (
-        "vllm.v1.core.sched.scheduler:Scheduler.schedule",
-        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
-    ),
-    "inputs": (f"{RUNNER}.prepare_inputs", f"{RUNNER}.prepare_attn"),
-    "tree layout": ("vllm_specext.engine.trees:TreeStates.begin", "vllm_specext.engine.trees:TreeStates.attach"),
-    "target": (f"{RUNNER}.execute_model",),
-    "tree attention": ("vllm_specext.engine.attention:tree_attention",),
-    "sampling and walk": (f"{RUNNER}.sample",),
-    "KV compaction": ("vllm_specext.engine.trees:TreeStates.accept",),
-    "drafter, first pass": (
-        "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose",
-        "vllm_specext.engine.tree_speculator:TreeSpeculator._read_paths",
-    ),
-    "drafter, levels": ("vllm_specext.engine.tree_growth:TreeGrower.grow",),
-    "drafter, other": ("vllm_specext.engine.tree_speculator:TreeSpeculator.propose",),
-    "expansion": (
-        "vllm_specext.engine.tree_growth:best_tokens",
-        "vllm_specext.tree.expansion:Expansion.grow",
-        "vllm_specext.tree.expansion:Expansion.tree",
-        "vllm_specext.engine.trees:TreeStates.write",
-    ),
-}
-
-
-class Stopwatch:
-    """Own time of wrapped functions, in seconds by part."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.calls: Counter[str] = Counter()
-        self._inner: list[float] = []
-
-    def wrap(self, part: str, path: str) -> None:
-        module, _, qualified = path.partition(":")
-        owner: Any = importlib.import_module(module)
-        *outer, name = qualified.split(".")
-        for attribute in outer:
-            owner = getattr(owner, attribute)
-        setattr(owner, name, self._timed(part, getattr(owner, name)))
-
-    def _timed(self, part: str, function: Callable) -> Callable:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            self._inner.append(0.0)
-            begun = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                took = time.perf_counter() - begun
-                self.seconds[part] += took - self._inner.pop()
-                self.calls[part] += 1
-                if self._inner:
-                    self._inner[-1] += took
-
-        return timed
 
 
 def profile(name: str) -> dict[str, Any]:
     """Milliseconds per step and part, and tokens per step and request, by batch size."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     speculative = CONFIGURATIONS[name]
-    stopwatch = Stopwatch()
-    llm = LLM(**ENGINE, speculative_config=speculative)
-    for part, paths in PARTS.items():
-        for path in paths:
-            stopwatch.wrap(part, path)
-    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    engine = LLM(**ENGINE, speculative_config=speculative).llm_engine
+    # Of the thread, which other processes on a busy machine do not slow down: engines compute in one thread here.
+    stopwatch, functions = Stopwatch(time.thread_time), functions_of(speculative)
+    for function in functions:
+        stopwatch.wrap(function)
     found: dict[str, Any] = {}
     for batch in BATCHES:
-        prompts: Any = [{"prompt_token_ids": [1 + request, *range(40, 140)]} for request in range(batch)]
-        llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False)
-        stopwatch.seconds.clear()
-        stopwatch.calls.clear()
-        begun = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
-        took = time.perf_counter() - begun
-        steps = stopwatch.calls["target"]
-        parts = {part: 1000 * stopwatch.seconds[part] / steps for part in PARTS}
-        parts["engine"] = 1000 * took / steps - sum(parts.values())
-        found[str(batch)] = {"steps": steps, "tokens_per_step": TOKENS / steps, "milliseconds": parts}
+        rounds = [measure(engine, batch, stopwatch, functions) for _ in range(1 + ROUNDS)][1:]  # the first warms up
+        found[str(batch)] = sorted(rounds, key=step)[ROUNDS // 2]
     return found
 
 
-def run(names: list[str]) -> dict[str, Any]:
-    """Each configuration in its own process: an engine does not leave one as it was."""
-    environment = os.environ | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "HF_HUB_OFFLINE": "1",
+def measure(engine: Any, batch: int, stopwatch: Stopwatch, functions: Iterable[Watched]) -> dict[str, Any]:
+    """The steps after those that read the prompts."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    for request in range(batch):
+        engine.add_request(str(request), {"prompt_token_ids": [1 + request, *PROMPT]}, params)
+    begun, emitted = stopwatch.clock(), dict[str, int]()
+    while len(emitted) < batch:
+        emitted |= {output.request_id: len(output.outputs[0].token_ids) for output in engine.step()}
+    read = stopwatch.clock()
+    stopwatch.clear()
+    while engine.has_unfinished_requests():
+        engine.step()
+    took = stopwatch.clock() - read
+    refuse_uncalled(functions, stopwatch)
+    steps = stopwatch.calls["target"]
+    parts = {part: 1000 * stopwatch.seconds[part] / steps for part in PARTS if part in stopwatch.seconds}
+    parts[ENGINE_ITSELF] = 1000 * took / steps - sum(parts.values())
+    return {
+        "steps": steps,
+        "tokens_per_step": (TOKENS - sum(emitted.values()) / batch) / steps,
+        "prompts_milliseconds": 1000 * (read - begun),
+        "milliseconds": parts,
     }
-    results = {}
-    for name in track(names, description="profiling"):
-        command = [sys.executable, "-m", "benchmarks.step_profile", "--one", name]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{name}: the engine ended.\n{done.stderr[-3000:]}")
-        results[name] = json.loads(done.stdout.splitlines()[-1])
-    return results
+
+
+def refuse_uncalled(functions: Iterable[Watched], stopwatch: Stopwatch) -> None:
+    """A part that nothing calls any more would read as one that takes no time."""
+    if uncalled := [function for function in functions if function not in stopwatch.called]:
+        named = ", ".join(f"{function.path} ({function.part})" for function in uncalled)
+        raise RuntimeError(f"never called, although they belong to this configuration: {named}.")
+
+
+def step(result: dict[str, Any]) -> float:
+    return float(sum(result["milliseconds"].values()))
 
 
 def table(results: dict[str, Any], batch: int) -> Table:
-    shown = Table(title=f"milliseconds per step, {batch} request{'s' if batch > 1 else ''} at once")
-    shown.add_column("part")
+    title = f"milliseconds per step, {batch} request{'s' if batch > 1 else ''} at once"
+    shown = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown.add_column("part", no_wrap=True)
     for name in results:
         shown.add_column(name, justify="right")
     own = [result[str(batch)] for result in results.values()]
-    for part in (*PARTS, "engine"):
-        shown.add_row(part, *(f"{one['milliseconds'][part]:.2f}" for one in own))
+    for part in (*PARTS, ENGINE_ITSELF):
+        times = [one["milliseconds"].get(part) for one in own]
+        shown.add_row(part, *("" if time is None else f"{time:.2f}" for time in times))
     shown.add_section()
-    shown.add_row("step", *(f"{sum(one['milliseconds'].values()):.2f}" for one in own))
-    shown.add_row("tokens per step and request", *(f"{one['tokens_per_step']:.2f}" for one in own))
+    shown.add_row("step", *(f"{step(one):.2f}" for one in own))
+    shown.add_row("tokens of a request", *(f"{one['tokens_per_step']:.2f}" for one in own))
+    shown.add_row("reading the prompts", *(f"{one['prompts_milliseconds']:.0f}" for one in own))
     return shown
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """A stacked bar per configuration and batch size."""
-    figure, axes = pyplot.subplots(1, len(BATCHES), figsize=(10, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(1, len(BATCHES), figsize=(13, 5.5), layout="constrained")
     colours = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
     for axis, batch in zip(axes, BATCHES, strict=True):
-        for place, result in enumerate(results.values()):
-            bottom = 0.0
-            for colour, (part, value) in zip(colours, result[str(batch)]["milliseconds"].items(), strict=False):
-                axis.bar(place, value, bottom=bottom, color=colour, label=part if place == 0 else None)
-                bottom += value
-        axis.set_xticks(range(len(results)), list(results))
+        own = [result[str(batch)]["milliseconds"] for result in results.values()]
+        bottoms = [0.0] * len(own)
+        for colour, part in zip(cycle(colours), (*PARTS, ENGINE_ITSELF), strict=False):
+            heights = [times.get(part, 0.0) for times in own]
+            axis.bar(range(len(own)), heights, bottom=bottoms, color=colour, label=part)
+            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        axis.set_xticks(range(len(own)), [name.replace(", ", "\n") for name in results])
         axis.set_title(f"{batch} at once")
     axes[0].set_ylabel("milliseconds per step")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right center")  # in the bars' order
     figure.savefig(path, dpi=150)
+    pyplot.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="folder for step_profile.json and .png")
-    parser.add_argument("--one", choices=list(CONFIGURATIONS), help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         print(json.dumps(profile(args.one)))
         return
-    results = run(list(CONFIGURATIONS))
+    results = {
+        name: in_own_process("benchmarks.step_profile", name, name)
+        for name in track(CONFIGURATIONS, description="profiling")
+    }
     console = Console()
     for batch in BATCHES:
         console.print(table(results, batch))

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.step_profile import ENGINE, tree
+from benchmarks.engines import ENGINE
+from benchmarks.step_profile import tree
 from vllm_specext.demo.loops import is_loop
 from vllm_specext.demo.run import PROMPTS
 

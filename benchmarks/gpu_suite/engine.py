@@ -90,13 +90,14 @@ def rows(
         synthetic.accept(method.rate)
     with tempfile.TemporaryDirectory() as folder:
         models = dummy_models.write(Path(folder), size, dtype)
+        speculative = method.config(models.get(method.drafter or "", Path()), batches)
         begun = time.perf_counter()
         llm = LLM(
             model=str(models["target"]),
             load_format="dummy",
             skip_tokenizer_init=True,
             dtype=dtype,
-            speculative_config=method.config(models.get(method.drafter or "", Path()), batches),
+            speculative_config=speculative,
             enable_prefix_caching=False,
             max_num_seqs=max(batches),
             max_model_len=MAX_MODEL_LEN,
@@ -104,7 +105,7 @@ def rows(
             **({"cudagraph_capture_sizes": captured(batches, method.nodes)} | engine),
         )
         started = time.perf_counter() - begun
-        run = Run(llm, prompt_tokens, size.vocabulary)
+        run = Run(llm, speculative, prompt_tokens, size.vocabulary)
         for batch in batches:
             yield {
                 "method": name,
@@ -124,16 +125,16 @@ def captured(batches: Iterable[int], nodes: int) -> list[int]:
 
 
 class Run:
-    def __init__(self, llm: Any, prompt_tokens: int, vocabulary: int) -> None:
-        from benchmarks.step_profile import PARTS, Stopwatch
+    def __init__(self, llm: Any, speculative: dict[str, Any] | None, prompt_tokens: int, vocabulary: int) -> None:
+        from benchmarks.step_parts import functions_of
+        from benchmarks.stopwatch import Stopwatch
 
         self.engine = llm.llm_engine
         self.prompt_tokens, self.vocabulary = prompt_tokens, vocabulary
         self.host = Stopwatch()
-        for part, paths in PARTS.items():
-            for path in paths:
-                with suppress(AttributeError, ImportError):  # where vLLM is not as the profile knows it
-                    self.host.wrap(part, path)
+        for function in functions_of(speculative):
+            with suppress(AttributeError, ImportError):  # where vLLM is not as the profile knows it
+                self.host.wrap(function)
         self.emitted: dict[str, int] = {}
         """Tokens so far, by request."""
 
