@@ -16,10 +16,12 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from tests.unit.test_metrics import configure, log_lines, value
 from tests.unit.test_scheduling import request, scheduler
+from tests.unit.test_swift_keeping import be_sure_of
 from tests.unit.test_swift_search import search, step
 from vllm_specext.demo.server import GRIFFIN_CHAIN
 from vllm_specext.engine.configured import _sample_tokens
 from vllm_specext.methods.swift.acceptance import WINDOW
+from vllm_specext.methods.swift.keeping import settled
 from vllm_specext.methods.swift.metrics import News
 
 SWIFT = {"method": "swift", "num_speculative_tokens": 8}
@@ -73,12 +75,12 @@ def test_an_acceptance_that_stays_the_same_is_no_news() -> None:
 def test_a_restart_is_news() -> None:
     searching = search()
     news = News(searching)
-    step(searching, 0.97)
+    be_sure_of(searching, 0.97)
     for accepted in [9] * WINDOW + [1] * WINDOW:
         searching.note_acceptance(accepted, 10)
     new = news.take()
     assert new is not None
-    assert (new["restarts"], new["steps"], new["matchness"]) == (1, 1, None)
+    assert (new["restarts"], new["steps"], new["matchness"]) == (1, settled(searching), None)
 
 
 def test_news_pass_from_the_worker_to_the_front_end(config: Any) -> None:

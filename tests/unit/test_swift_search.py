@@ -10,6 +10,7 @@ from vllm_specext.methods.swift.layers import SkipSet
 from vllm_specext.methods.swift.search import (
     INCUMBENT_INTERVAL,
     MAX_OBSERVATIONS,
+    SCORINGS,
     TOLERANCE,
     Candidate,
     Kind,
@@ -163,23 +164,50 @@ def test_a_lucky_comparison_does_not_bring_in_a_set_that_scores_below_the_active
     _, adopted = step(searching, 0.4, incumbent_score=0.3)
     assert not adopted
     assert searching.active == START
-    assert searching.best == pytest.approx(0.75)
+    assert searching.best == pytest.approx(0.6)
 
 
-def test_it_stops_as_soon_as_the_score_is_above_the_wanted_one() -> None:
+def score_again(searching: Search, score: float) -> None:
+    """Candidates that are no better, until the active set was scored once more."""
+    for _ in range(INCUMBENT_INTERVAL + 1):
+        step(searching, 0.1, score)
+
+
+def test_it_stops_once_the_score_of_several_contexts_is_above_the_wanted_one() -> None:
     searching = search(swift_max_score=0.75)
     step(searching, 0.5)
-    step(searching, 0.75, 0.5)
-    assert not searching.stopped
-    step(searching, 0.76, 0.75)
+    step(searching, 0.76, 0.5)
+    for _ in range(SCORINGS - 1):
+        assert not searching.stopped
+        score_again(searching, 0.76)
     assert searching.stopped
     assert searching.propose() is None
 
 
-def test_it_does_not_begin_where_the_first_set_is_good_enough() -> None:
+def test_a_single_lucky_score_does_not_stop_it() -> None:
+    searching = search(swift_max_score=0.75)
+    step(searching, 0.5)
+    step(searching, 0.9, 0.5)
+    for _ in range(10):
+        score_again(searching, 0.6)
+    assert not searching.stopped
+
+
+def test_a_score_that_is_just_the_wanted_one_does_not_stop_it() -> None:
+    searching = search(swift_max_score=0.75)
+    step(searching, 0.75)
+    for _ in range(10):
+        score_again(searching, 0.75)
+    assert not searching.stopped
+
+
+def test_it_ends_soon_where_the_first_set_is_good_enough() -> None:
     searching = search(swift_max_score=0.75)
     step(searching, 0.8)
+    for _ in range(SCORINGS - 1):
+        score_again(searching, 0.8)
     assert searching.propose() is None
+    assert searching.active == START
 
 
 def test_it_stops_after_more_than_300_fruitless_candidates_in_a_row() -> None:

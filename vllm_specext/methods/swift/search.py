@@ -15,9 +15,10 @@ Candidates are drawn at random; every ``swift_bayes_interval`` steps a Bayesian 
 asked for one interval before and nothing waits for it: where it comes too late, the next such step takes it, and only
 then does the course depend on how fast the machine is.
 
-The search stops when the active set's score is above ``swift_max_score``, when more than 300 candidates in a row were
-no better, or after ``swift_max_steps``. From then on it watches the acceptance of the drafts, and starts anew from the
-active set where that falls by more than a tenth.
+The search stops when the active set's score is above ``swift_max_score`` and no longer that of a single context (the
+published code stops at the first), when more than 300 candidates in a row were no better, or after ``swift_max_steps``.
+From then on it watches the acceptance of the drafts, and starts anew from the active set where that falls by more than
+a tenth.
 """
 
 import random
@@ -37,12 +38,15 @@ SEED = 2024
 """As published."""
 
 INCUMBENT_WEIGHT = 0.25
-"""Of the newest score in the moving average of the active set's scores. The score that a set was chosen for is often
-luck; the average soon forgets it."""
+"""Of the newest score in the moving average of the active set's scores, which is the plain mean of the first few. The
+score that a set was chosen for is often luck; the average soon forgets it."""
 
 INCUMBENT_INTERVAL = 10
 """Steps after which the active set is scored again although no candidate seemed better: contexts change, and a score
 from easier ones would keep every candidate away."""
+
+SCORINGS = 3
+"""Of the active set before they may end the search; `INCUMBENT_INTERVAL` steps apart where nothing seems better."""
 
 MAX_OBSERVATIONS = 300
 """The suggestion looks at the newest; its cost grows with the third power of their number."""
@@ -109,6 +113,7 @@ class Search:
     """The active set's score, a moving average; ``None`` until it is scored."""
     _fruitless: int
     _unscored: int
+    _scorings: int
     _observations: deque[Observation]
     _pending: Candidate | None
 
@@ -142,7 +147,7 @@ class Search:
         return (
             self.steps >= self._options.swift_max_steps
             or self._fruitless > TOLERANCE
-            or (self.best is not None and self.best > self._options.swift_max_score)
+            or (self.best is not None and self.best > self._options.swift_max_score and self._scorings >= SCORINGS)
         )
 
     def propose(self) -> Candidate | None:
@@ -167,15 +172,16 @@ class Search:
         self._observations.append((candidate.skipped, score))
         adopted = False
         if self.best is None:
-            self.best = score
+            self.best, self._scorings = score, 1
         elif incumbent_score is not None:
             # One comparison is often luck, so the candidate also has to beat what is known of the active set.
             adopted = score > max(incumbent_score, self.best) + self._margin
             if adopted:
-                self.active, self.best = candidate.skipped, score
+                self.active, self.best, self._scorings = candidate.skipped, score, 1
                 self.version += 1
             else:
-                self.best += INCUMBENT_WEIGHT * (incumbent_score - self.best)
+                self._scorings += 1
+                self.best += max(INCUMBENT_WEIGHT, 1 / self._scorings) * (incumbent_score - self.best)
         if candidate.kind is not Kind.START:
             self.steps += 1
             self._fruitless = 0 if adopted else self._fruitless + 1
@@ -199,7 +205,7 @@ class Search:
         """Search from the active set, of which nothing is known any more. A suggestion that is still under way may come
         from what was observed before; it is a candidate like any other."""
         self.steps, self.best = 0, None
-        self._fruitless = self._unscored = 0
+        self._fruitless = self._unscored = self._scorings = 0
         self._observations = deque(maxlen=MAX_OBSERVATIONS)
         self._pending = None
 
