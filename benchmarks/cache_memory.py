@@ -18,13 +18,14 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.engines import ENGINE, in_own_process
-from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE
+from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE, SWIFT
 
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "griffin": GRIFFIN_TREE,
     "moa N=0": MOA_TREE,
     "moa N=1": MOA_TREE | {"target_layer_inference": 1},
+    "swift": SWIFT,
 }
 Bytes = dict[str, int]
 """Of a token, by layer."""
