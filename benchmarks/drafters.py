@@ -107,12 +107,12 @@ def from_folder(folder: Path) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]], caption: str) -> Table:
-    title = "tokens per verification, and share of verifications that accept a token at depth 1, 2, ..."
-    shown = Table(title=title, caption=caption, box=SIMPLE_HEAD)
-    shown.add_column("drafter", no_wrap=True)
+    title = "tokens per verification, and share that accepts a token at depth 1, 2, ..."
+    shown = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown.add_column("drafter")
     depths = range(1, 1 + len(rows[0]["accepted_per_depth"]))
     for column in ("steps", "all", *rows[0]["by_kind"], *map(str, depths), "same"):
-        shown.add_column(column, justify="right", no_wrap=True)
+        shown.add_column(column, justify="right", min_width=4)  # a long name is broken, figures are not
     for row in rows:
         shown.add_row(
             row["drafter"],
