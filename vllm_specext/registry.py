@@ -25,7 +25,7 @@ class Method:
     serving_model: str | None = None
     """``module:class`` of the drafter's serving model."""
     metrics: str | None = None
-    """``module:function`` that gives metrics of the method's own to vLLM's Prometheus loggers and other loggers."""
+    """``module:name`` of two classes in place of the encoder-cache connector's: for Prometheus and for the log."""
 
 
 METHODS: dict[str, Method] = {
@@ -55,7 +55,7 @@ METHODS: dict[str, Method] = {
             options=SwiftOptions,
             preparation="vllm_specext.methods.swift.prepare:prepare",
             speculator="vllm_specext.methods.swift.speculator:SwiftSpeculator",
-            metrics="vllm_specext.methods.swift.metrics:attach",
+            metrics="vllm_specext.methods.swift.metrics:METRICS",
         ),
     )
 }

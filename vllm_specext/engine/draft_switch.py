@@ -34,9 +34,10 @@ class DraftSwitch:
         if not requests or not only_decodes or before is None or before[1] != requests or not self._full[requests]:
             return
         verdict = self._payoff.note(requests, sum(map(len, sampled)), now - before[0])
-        first = 1 << (requests.bit_length() - 1)
-        for number in range(first, min(2 * first, len(self._lookup))):
-            self._lookup[number] = self._full[number] if self._payoff.drafts(number) else 0
+        if (drafts := self._payoff.drafts(requests)) != bool(self._lookup[requests]):
+            first = 1 << (requests.bit_length() - 1)
+            for number in range(first, min(2 * first, len(self._lookup))):
+                self._lookup[number] = self._full[number] if drafts else 0
         if verdict is not None:
             logger.info(
                 "Drafting is %s for %d to %d running requests: tokens come %.2f times as fast with it as without.",

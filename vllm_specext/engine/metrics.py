@@ -54,7 +54,11 @@ def attach(manager: StatLoggerManager, vllm_config: VllmConfig) -> None:
                 each.spec_decoding_logging = DraftTreeLogging(depth)
                 logged.append(each)
     if own := METHODS[vllm_config.speculative_config.method].metrics:
-        load(own)(published, logged)
+        in_prometheus, in_log = load(own)
+        for prometheus in published:
+            prometheus.ec_connector_prom = in_prometheus(prometheus)
+        for logger in logged:
+            logger.ec_connector_logging = in_log()
 
 
 def tree_depth(vllm_config: VllmConfig) -> int:

@@ -13,7 +13,7 @@ encoder-cache connector's, which SWIFT refuses: from the worker's output over th
 where these classes stand for the connector's.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from vllm_specext.methods.swift.keeping import settled
@@ -48,14 +48,6 @@ class News:
             "steps": settled(search) - steps,
             "restarts": search.restarts - restarts,
         }
-
-
-def attach(published: Iterable[Any], logged: Iterable[Any]) -> None:
-    """Have vLLM's Prometheus loggers publish and its other loggers log what is told."""
-    for prometheus in published:
-        prometheus.ec_connector_prom = SwiftMetrics(prometheus)
-    for logger in logged:
-        logger.ec_connector_logging = SwiftLogging()
 
 
 class SwiftMetrics:
@@ -128,3 +120,7 @@ class SwiftLogging:
             self._steps,
             self._restarts,
         )
+
+
+METRICS = (SwiftMetrics, SwiftLogging)
+"""For Prometheus and for the log."""
