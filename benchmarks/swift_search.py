@@ -28,13 +28,13 @@ from benchmarks.engines import ENGINE, in_own_process
 from vllm_specext.demo.loops import is_loop
 from vllm_specext.demo.run import PROMPTS
 from vllm_specext.demo.server import SWIFT
-from vllm_specext.methods.swift.acceptance import AcceptanceWatch
+from vllm_specext.methods.swift.acceptance import AcceptanceWatch, Verification
 from vllm_specext.methods.swift.layers import SkipSet
 from vllm_specext.methods.swift.search import Candidate, Kind, Search
 
 TOKENS = 128
 SMOOTHED_OVER = 100
-"""Verifications behind a point of the picture's acceptance."""
+"""Verifications behind a point of the picture."""
 STEADY = {
     "swift_switch_off": False,
     "num_speculative_tokens_per_batch_size": [[1, 16, SWIFT["num_speculative_tokens"]]],
@@ -51,6 +51,8 @@ class Probe:
     scores: list[float] = field(default_factory=list)
     accepted: int = 0
     levels: int = 0
+    right: int = 0
+    reached: int = 0
     verifications: int = 0
 
     def propose(self) -> Candidate | None:
@@ -63,9 +65,11 @@ class Probe:
         self.scores.append(score)
         return False
 
-    def note_acceptance(self, accepted: int, drafted: int) -> bool:
-        self.accepted += accepted
-        self.levels += drafted
+    def note(self, verification: Verification) -> bool:
+        self.accepted += verification.accepted
+        self.levels += verification.levels
+        self.right += verification.right
+        self.reached += verification.reached
         self.verifications += 1
         return False
 
@@ -142,14 +146,14 @@ def stream(restarts: bool, rounds: int) -> tuple[Engine, dict[str, Any], dict[st
             for kind, texts in prompts.items()
         }
         engine.speculator.search = engine.search = fresh(engine.search)
-        verifications: list[tuple[int, int]] = []
-        stock = engine.search.note_acceptance
+        verifications: list[Verification] = []
+        stock = engine.search.note
 
-        def note_acceptance(accepted: int, drafted: int) -> bool:
-            verifications.append((accepted, drafted))
-            return stock(accepted, drafted)
+        def note(verification: Verification) -> bool:
+            verifications.append(verification)
+            return stock(verification)
 
-        engine.search.note_acceptance = note_acceptance  # type: ignore[method-assign]
+        engine.search.note = note  # type: ignore[method-assign]
         engine.steps.clear()
         phases = []
         for kind, texts in prompts.items():
@@ -163,6 +167,9 @@ def stream(restarts: bool, rounds: int) -> tuple[Engine, dict[str, Any], dict[st
                     "first_verification": first,
                     "acceptance": acceptance(own),
                     "acceptance_of_last_half": acceptance(own[len(own) // 2 :]),
+                    "right_in_chains": right_share(own),
+                    "right_in_chains_of_last_half": right_share(own[len(own) // 2 :]),
+                    "tokens_per_verification": round(1 + statistics.fmean(one.accepted for one in own), 3),
                     "tokens_per_second": rounds * len(texts) * TOKENS / (time.perf_counter() - begun),
                     "set": str(engine.search.active),
                     "restarts": engine.search.restarts,
@@ -187,10 +194,14 @@ def restarting(restarts: bool) -> Iterator[None]:
     AcceptanceWatch.has_fallen = stock  # type: ignore[method-assign]
 
 
-def acceptance(verifications: Sequence[tuple[int, int]]) -> float:
+def acceptance(verifications: Sequence[Verification]) -> float:
     """Accepted per drafted level."""
-    accepted, drafted = (sum(column) for column in zip(*verifications, strict=True))
-    return round(accepted / drafted, 3)
+    return round(sum(one.accepted for one in verifications) / sum(one.levels for one in verifications), 3)
+
+
+def right_share(verifications: Sequence[Verification]) -> float:
+    """Of the chains' tokens that verification reached; what a restart depends on."""
+    return round(sum(one.right for one in verifications) / sum(one.reached for one in verifications), 3)
 
 
 def cost(steps: Sequence[Step]) -> dict[str, Any]:
@@ -246,6 +257,7 @@ def compare(engine: Engine, prompts: dict[str, list[str]], rounds: int) -> list[
                 "sub_layers_run": round(runs, 3),
                 "matchness": round(statistics.fmean(probe.scores), 3),
                 "acceptance": round(share, 3),
+                "right_in_chains": round(probe.right / probe.reached, 3),
                 "tokens_per_verification": round(tokens, 3),
                 # The paper's equation 6, with the share of the sub-layers that a draft runs as its cost.
                 "expected_speedup": round(tokens * share / ((tokens - 1) * runs + share), 3),
@@ -268,12 +280,12 @@ def plot(results: dict[str, Any], path: Path) -> None:
         seen = results[name]
         numbers, _, _, best, _ = zip(*seen["history"], strict=True)
         upper.step(numbers, best, where="post", color=color, label=name)
-        pairs = seen["verifications"]
-        ends = range(SMOOTHED_OVER, len(pairs), SMOOTHED_OVER // 4)
-        lower.plot(ends, [acceptance(pairs[end - SMOOTHED_OVER : end]) for end in ends], color=color, label=name)
+        own = [Verification(*one) for one in seen["verifications"]]  # they come as JSON
+        ends = range(SMOOTHED_OVER, len(own), SMOOTHED_OVER // 4)
+        lower.plot(ends, [right_share(own[end - SMOOTHED_OVER : end]) for end in ends], color=color, label=name)
     lower.axvline(results["with restarts"]["phases"][1]["first_verification"], color="grey", linewidth=0.8)
     upper.set(xlabel="step of the search", ylabel="matchness of the active set")
-    lower.set(xlabel="verification (code, then prose from the line on)", ylabel="accepted per drafted level")
+    lower.set(xlabel="verification (code, then prose from the line on)", ylabel="share of right tokens in chains")
     upper.legend(title="search")
     figure.savefig(path, dpi=150)
 

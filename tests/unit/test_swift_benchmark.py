@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.swift_search import Probe, Step, acceptance, cost, plot, restarting, table
-from vllm_specext.methods.swift.acceptance import WINDOW, AcceptanceWatch
+from benchmarks.swift_search import Probe, Step, acceptance, cost, plot, restarting, right_share, table
+from vllm_specext.methods.swift.acceptance import WINDOW, AcceptanceWatch, Verification
 from vllm_specext.methods.swift.layers import SkipSet
 
 
@@ -25,7 +25,8 @@ def test_the_searchs_own_time_is_told_apart_from_its_passes() -> None:
 
 
 def test_acceptance_is_of_levels_and_not_of_verifications() -> None:
-    assert acceptance([(1, 2), (3, 6)]) == 0.5
+    seen = [Verification(1, 2, 1, 2), Verification(3, 6, 2, 3)]
+    assert (acceptance(seen), right_share(seen)) == (0.5, 0.6)
 
 
 def test_a_probe_stays_with_its_set_and_counts() -> None:
@@ -35,7 +36,8 @@ def test_a_probe_stays_with_its_set_and_counts() -> None:
     assert candidate.skipped == probe.active
     assert not probe.needs_incumbent(candidate, 1.0)
     assert not probe.settle(candidate, 1.0)
-    probe.note_acceptance(2, 4)
+    probe.note(Verification(2, 4, 1, 2))
+    assert (probe.right, probe.reached) == (1, 2)
     assert (probe.scores, probe.accepted, probe.levels, probe.verifications) == ([1.0], 2, 4, 1)
     assert Probe(SkipSet.uniform(12), measures=False).propose() is None
 
@@ -46,7 +48,7 @@ def test_restarts_can_be_left_out_and_come_back(restarts: bool) -> None:
         watch = AcceptanceWatch()
         for accepted in (1, 0):
             for _ in range(2 * WINDOW):
-                watch.note(accepted, 1)
+                watch.note(Verification(accepted, 1, accepted, 1))
         return watch.has_fallen
 
     with restarting(restarts):
@@ -57,7 +59,7 @@ def test_restarts_can_be_left_out_and_come_back(restarts: bool) -> None:
 def test_results_become_a_table_and_a_picture(tmp_path: Path) -> None:
     phases = [{"first_verification": first} for first in (0, 200)]
     history = [[number, "random", 0.5, 0.6, False] for number in range(30)]
-    seen: dict[str, Any] = {"phases": phases, "history": history, "verifications": [(1, 2)] * 400}
+    seen: dict[str, Any] = {"phases": phases, "history": history, "verifications": [[1, 2, 1, 2]] * 400}
     plot({"with restarts": seen, "without": seen}, tmp_path / "search.png")
     assert (tmp_path / "search.png").stat().st_size > 10_000
     row = {"set": "found", "skipped": "attention 1; MLP 2", "matchness": 0.5}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from torch import Tensor
 
-from vllm_specext.methods.swift.candidates import DraftTree, draft_tree, goes_on
+from vllm_specext.methods.swift.candidates import DraftTree, draft_tree, goes_on, right_tokens
 from vllm_specext.tree.topology import Topology, unpack
 from vllm_specext.tree.walk import accept_tree
 
@@ -243,3 +243,12 @@ def test_a_request_does_not_change_the_others() -> None:
         alone = tree(slice(request, request + 1))
         assert torch.equal(alone.tokens[0], together.tokens[request])
         assert torch.equal(alone.topology.ancestors[0], together.topology.ancestors[request])
+
+
+def test_a_chain_is_right_up_to_its_first_wrong_token_which_was_reached_too() -> None:
+    chains = torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, 3], [1, 2, 3], [1, 2, 3]])
+    text = torch.tensor([[1, 2, 3], [1, 9, 3], [9, 2, 3], [1, 2, 3], [1, 2, 3]])
+    levels = torch.tensor([3, 3, 3, 2, 0])[:, None]
+    right, reached = right_tokens(chains, text, known=torch.arange(3) < levels)
+    assert right.tolist() == [3, 1, 0, 2, 0]
+    assert reached.tolist() == [3, 2, 1, 2, 0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_swift_search import LAYERS, START, run, search, step
+from tests.unit.test_swift_search import LAYERS, START, chain, run, search, step
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.swift.acceptance import WINDOW
 from vllm_specext.methods.swift.keeping import INTERVAL, Keeper, logger, settled
@@ -135,7 +135,7 @@ def test_a_new_start_is_told_and_so_is_the_next_end(log: pytest.LogCaptureFixtur
     keeping.look()
     assert "The search stops" in lines(log)[0]
     for accepted in [9] * WINDOW + [1] * WINDOW:
-        searching.note_acceptance(accepted, 10)
+        searching.note(chain(accepted, 10))
     assert searching.restarts == 1
     keeping.look()
     assert [line.partition(",")[0] for line in lines(log)] == ["SWIFT's search starts anew"]

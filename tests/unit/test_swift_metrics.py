@@ -17,7 +17,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from tests.unit.test_metrics import configure, log_lines, value
 from tests.unit.test_scheduling import request, scheduler
 from tests.unit.test_swift_keeping import be_sure_of
-from tests.unit.test_swift_search import search, step
+from tests.unit.test_swift_search import chain, search, step
 from vllm_specext.demo.server import GRIFFIN_CHAIN
 from vllm_specext.engine.configured import _sample_tokens
 from vllm_specext.methods.swift.acceptance import WINDOW
@@ -64,7 +64,7 @@ def test_an_acceptance_that_stays_the_same_is_no_news() -> None:
     news = News(searching)
     rates = []
     for number in range(3 * WINDOW):
-        searching.note_acceptance(2 + number % 2, 3)
+        searching.note(chain(2 + number % 2, 3))
         if (new := news.take()) is not None:
             rates.append(new["acceptance"])
     assert rates[0] == 0.67
@@ -77,7 +77,7 @@ def test_a_restart_is_news() -> None:
     news = News(searching)
     be_sure_of(searching, 0.97)
     for accepted in [9] * WINDOW + [1] * WINDOW:
-        searching.note_acceptance(accepted, 10)
+        searching.note(chain(accepted, 10))
     new = news.take()
     assert new is not None
     assert (new["restarts"], new["steps"], new["matchness"]) == (1, settled(searching), None)
@@ -144,12 +144,12 @@ def test_the_log_has_a_line_where_there_was_news_since_the_last(config: Any) -> 
     assert swift_lines(manager) == []
     manager.record(told(matchness=0.5, steps=2, version=1), None)
     assert swift_lines(manager) == [
-        "SWIFT metrics: Matchness: 0.50, Accepted per drafted level: unknown, Set: 1, Sets evaluated: 2, Restarts: 0"
+        "SWIFT metrics: Matchness: 0.50, Right in chains: unknown, Set: 1, Sets evaluated: 2, Restarts: 0"
     ]
     assert swift_lines(manager) == []
     manager.record(told(acceptance=0.875, steps=3, version=2, restarts=1), None)
     assert swift_lines(manager) == [
-        "SWIFT metrics: Matchness: 0.50, Accepted per drafted level: 0.88, Set: 2, Sets evaluated: 5, Restarts: 1"
+        "SWIFT metrics: Matchness: 0.50, Right in chains: 0.88, Set: 2, Sets evaluated: 5, Restarts: 1"
     ]
     assert log_lines(manager) == []
 

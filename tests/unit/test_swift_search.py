@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.swift.acceptance import WINDOW
+from vllm_specext.methods.swift.acceptance import WINDOW, Verification
 from vllm_specext.methods.swift.layers import SkipSet
 from vllm_specext.methods.swift.search import (
     INCUMBENT_INTERVAL,
@@ -233,7 +233,7 @@ def test_it_stops_after_the_most_steps() -> None:
 def test_no_steps_keep_the_given_set() -> None:
     searching = search(swift_max_steps=0)
     assert searching.propose() is None
-    assert not any(searching.note_acceptance(4 if number < 500 else 0, 5) for number in range(1000))
+    assert not any(searching.note(chain(4 if number < 500 else 0, 5)) for number in range(1000))
     assert searching.active == START
 
 
@@ -314,9 +314,13 @@ def test_a_step_that_was_not_finished_is_proposed_again() -> None:
     assert searching.propose() is second
 
 
+def chain(right: int, reached: int) -> Verification:
+    return Verification(accepted=right, levels=reached, right=right, reached=reached)
+
+
 def tell(searching: Search, accepted: int, times: int) -> list[int]:
     """After which verifications, of five levels each, the search started anew."""
-    return [number for number in range(times) if searching.note_acceptance(accepted, 5)]
+    return [number for number in range(times) if searching.note(chain(accepted, 5))]
 
 
 def stopped_search() -> Search:
@@ -355,7 +359,7 @@ def test_acceptance_that_falls_a_little_or_rises_starts_nothing() -> None:
     searching = stopped_search()
     tell(searching, 4, WINDOW)
     for number in range(1000):
-        assert not searching.note_acceptance(3 if number % 4 == 0 else 4, 5)
+        assert not searching.note(chain(3 if number % 4 == 0 else 4, 5))
     assert tell(searching, 5, 5 * WINDOW) == []
 
 
@@ -366,10 +370,18 @@ def test_a_few_bad_drafts_start_nothing() -> None:
     assert searching.stopped
 
 
+def test_alternatives_that_were_accepted_do_not_hide_that_the_chains_went_wrong() -> None:
+    searching = stopped_search()
+    for right in (4, 2):
+        for _ in range(2 * WINDOW):
+            searching.note(Verification(accepted=4, levels=5, right=right, reached=5))
+    assert searching.restarts == 1
+
+
 def test_verifications_without_a_draft_say_nothing() -> None:
     searching = stopped_search()
     tell(searching, 4, WINDOW)
-    assert not any(searching.note_acceptance(0, 0) for _ in range(5 * WINDOW))
+    assert not any(searching.note(chain(0, 0)) for _ in range(5 * WINDOW))
     assert searching.acceptance.rate == pytest.approx(0.8)
 
 

@@ -86,6 +86,14 @@ def draft_tree(
     return DraftTree(behind_root(tokens.flatten(1).gather(1, order), 0)[:, 1:], topology, num_nodes)
 
 
+def right_tokens(chains: Tensor, text: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """How many tokens of each chain were right, and how many verification reached: the right ones and the first wrong
+    one. ``chains`` and the ``text`` that came instead are ``[R, D]``, as far as both are ``known``."""
+    right = ((text == chains) & known).long().cumprod(dim=1)
+    reached = known & pad(right[:, :-1], (1, 0), value=1).bool()
+    return right.sum(dim=1), reached.sum(dim=1)
+
+
 def _num_candidates(best_log_probs: Tensor, sampled: Tensor) -> Tensor:
     """How many candidates of each level are kept, ``[R, D]``."""
     confidence = best_log_probs.exp()

@@ -3,7 +3,8 @@
 In Prometheus, with vLLM's labels (``model_name``, ``engine``):
 
 * ``vllm:specext_swift_matchness``: the active set's, absent until it is measured;
-* ``vllm:specext_swift_acceptance``: tokens accepted per drafted level, a moving average, absent without drafts;
+* ``vllm:specext_swift_acceptance``: share of the chain's tokens that were right, of those that verification reached, a
+  moving average, absent without drafts;
 * ``vllm:specext_swift_set_version``: how often the active set was replaced;
 * ``vllm:specext_swift_search_steps_total``: sets evaluated;
 * ``vllm:specext_swift_restarts_total``: searches begun anew because acceptance had fallen.
@@ -72,7 +73,9 @@ class SwiftMetrics:
 
         self.gauges = {
             "matchness": gauge("matchness", "Share of a window's tokens that the active set of layers drafts right."),
-            "acceptance": gauge("acceptance", "Tokens accepted per level drafted, a moving average."),
+            "acceptance": gauge(
+                "acceptance", "Share of right tokens in the chains, as far as they were verified; a moving average."
+            ),
             "version": gauge("set_version", "How often the active set of layers was replaced."),
         }
         self.counters = {
@@ -113,7 +116,7 @@ class SwiftLogging:
         known = (self._last.get(key) for key in ("matchness", "acceptance"))
         matchness, acceptance = ("unknown" if value is None else f"{value:.2f}" for value in known)
         log_fn(
-            "SWIFT metrics: Matchness: %s, Accepted per drafted level: %s, Set: %d, Sets evaluated: %d, Restarts: %d",
+            "SWIFT metrics: Matchness: %s, Right in chains: %s, Set: %d, Sets evaluated: %d, Restarts: %d",
             matchness,
             acceptance,
             self._last["version"],

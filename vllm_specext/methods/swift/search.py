@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from vllm_specext.methods.swift.acceptance import AcceptanceWatch
+from vllm_specext.methods.swift.acceptance import AcceptanceWatch, Verification
 from vllm_specext.methods.swift.layers import SkipSet, num_skipped, num_variables
 
 TOLERANCE = 300
@@ -192,9 +192,9 @@ class Search:
             self.acceptance = AcceptanceWatch()
         return adopted
 
-    def note_acceptance(self, accepted: int, drafted: int) -> bool:
-        """Tell of a verification: ``accepted`` of ``drafted`` levels. True where the search starts anew for it."""
-        self.acceptance.note(accepted, drafted)
+    def note(self, verification: Verification) -> bool:
+        """True where the search starts anew for it."""
+        self.acceptance.note(verification)
         if not (self.stopped and self._options.swift_max_steps and self.acceptance.has_fallen):
             return False
         self.restarts += 1

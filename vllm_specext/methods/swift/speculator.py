@@ -25,8 +25,9 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.engine.tree_growth import TreeGrower
+from vllm_specext.methods.swift.acceptance import Verification
 from vllm_specext.methods.swift.agreement import Agreement
-from vllm_specext.methods.swift.candidates import NUM_CANDIDATES, draft_tree, goes_on
+from vllm_specext.methods.swift.candidates import NUM_CANDIDATES, draft_tree, goes_on, right_tokens
 from vllm_specext.methods.swift.drafter import SelfDrafter
 from vllm_specext.methods.swift.keeping import Keeper
 from vllm_specext.methods.swift.layers import SkipSet, num_skipped
@@ -55,12 +56,13 @@ class SwiftSpeculator(TreeGrower):
         node = torch.arange(2 * self.window + 1, device=device)
         row = torch.arange(self.window, device=device)[:, None] + self.window + 1
         self.window_sees = pack((node > self.window) & (node <= row))[None]
-        self.levels_drafted = np.zeros(self.max_num_reqs, dtype=np.int64)
 
     def make_buffers(self, shape: TreeShape) -> None:
         super().make_buffers(shape)
         slots = self.max_num_reqs
         self.root_ids = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        self.chains = torch.zeros(slots, shape.levels, dtype=torch.int64, device=self.device)
+        self.levels_drafted = torch.zeros(slots, dtype=torch.int64, device=self.device)
 
     def make_drafter(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         layers = len(target_model.model.layers)
@@ -127,7 +129,7 @@ class SwiftSpeculator(TreeGrower):
         self.writes[:requests] = not dummy_run
         if nodes == 0:
             if not dummy_run:
-                self._learn(batch, num_sampled, np.zeros(requests, dtype=np.int64))
+                self._learn(batch, num_sampled, sampled.new_zeros(requests, 0), np.zeros(requests, dtype=np.int64))
             return drafted
         tokens, log_probs = self._draft_chains(batch, nodes)
         tree = draft_tree(
@@ -142,7 +144,7 @@ class SwiftSpeculator(TreeGrower):
         if dummy_run:
             return drafted
         self.draft_lengths, levels = self._keep(batch, drafted, nodes, tokens, tree.topology, tree.num_nodes)
-        self._learn(batch, num_sampled, levels)
+        self._learn(batch, num_sampled, tokens[:, :, 0], levels)
         return drafted
 
     def _draft_chains(self, batch: InputBatch, nodes: int) -> tuple[Tensor, Tensor]:
@@ -194,20 +196,34 @@ class SwiftSpeculator(TreeGrower):
         self.trees.write(batch.idx_mapping, batch.idx_mapping_np, topology, needs_chain)
         return torch.stack((num_nodes, levels)).cpu().numpy()
 
-    def _learn(self, batch: InputBatch, num_sampled: Tensor, levels: np.ndarray) -> None:
-        """Note what was accepted, and take a step of the search; ``levels`` ``[R]`` were drafted just now."""
-        slots = batch.idx_mapping_np
-        accepted = (num_sampled[: batch.num_reqs] - 1).clamp(min=0).cpu().numpy()
+    def _learn(self, batch: InputBatch, num_sampled: Tensor, chains: Tensor, levels: np.ndarray) -> None:
+        """Note how the last drafts did, and take a step of the search; ``chains`` ``[R, D]``, of which the first
+        ``levels`` ``[R]`` count, were drafted just now."""
+        slots = batch.idx_mapping
         drafts = batch.num_draft_tokens_per_req
-        if drafts is not None:
+        if drafts is not None and drafts.any():
+            verified = self._verified(batch, num_sampled).tolist()
             for place in np.flatnonzero(drafts):
-                self.search.note_acceptance(int(accepted[place]), int(self.levels_drafted[slots[place]]))
-        self.levels_drafted[slots] = levels
+                self.search.note(Verification(*verified[place]))
+        self.chains[slots, : chains.shape[1]] = chains
+        self.levels_drafted[slots] = torch.from_numpy(levels).to(self.device, non_blocking=True)
         candidate = self.search.propose()
         if candidate is not None:
             self._evaluate(batch, candidate)
         if self.keeper is not None:
             self.keeper.look()
+
+    def _verified(self, batch: InputBatch, num_sampled: Tensor) -> Tensor:
+        """What each request's last draft was worth, ``[R, 4]`` in ``Verification``'s order."""
+        requests, slots = batch.num_reqs, batch.idx_mapping
+        sampled, levels = num_sampled[:requests, None], self.levels_drafted[slots][:, None]
+        place = torch.arange(self.chains.shape[1], device=self.device)
+        # The newest tokens of the text, from the first one that this step decided.
+        first = self.tree_starts[:requests, None] - self.root_slots - sampled + 1
+        where = (first + place).clamp(min=0, max=self.max_model_len - 1)
+        text = self.req_states.all_token_ids.gpu[slots[:, None], where]
+        right, reached = right_tokens(self.chains[slots], text, known=(place < levels) & (place < sampled))
+        return torch.cat((sampled - 1, levels, right[:, None], reached[:, None]), dim=1)
 
     def _evaluate(self, batch: InputBatch, candidate: Candidate) -> None:
         """One step of the search, if the first request has a window of its own text."""
