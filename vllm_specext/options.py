@@ -38,6 +38,11 @@ class MethodOptions(BaseModel):
         return False
 
     @property
+    def samples_drafts(self) -> bool:
+        """Whether drafts are drawn, and verified with the probabilities that they were drawn with."""
+        return False
+
+    @property
     def tree(self) -> TreeShape | None:
         """The largest draft tree, ``None`` where the draft is a chain."""
         return None
@@ -136,6 +141,65 @@ class SwiftOptions(MethodOptions):
     @property
     def lookahead(self) -> int:
         return max(self.tree.levels, self.swift_context_window + 1)
+
+
+LOOKBEHIND = 10
+
+
+class ForeignOptions(MethodOptions):
+    """What methods share whose drafter is any language model, with a tokenizer of its own."""
+
+    model: str = Field(min_length=1, description="the drafter: a directory or a hub id of a causal language model")
+    revision: str | None = Field(None, description="branch, tag or commit of the drafter on the hub")
+
+    @property
+    def lookbehind(self) -> int:
+        """Tokens of the text so far that are encoded again together with new ones."""
+        return LOOKBEHIND
+
+    @property
+    def lookahead(self) -> int:
+        """Nothing is written to the target's cache."""
+        return 0
+
+
+FOREIGN_DRAFTED = "drafted tokens of the target verified at once"
+
+
+class SlemOptions(ForeignOptions):
+    method: Literal["slem"] = "slem"
+    num_speculative_tokens: int = Field(6, ge=1, le=MAX_DRAFT_TOKENS, description=FOREIGN_DRAFTED)
+    slem_lookbehind: int = Field(
+        LOOKBEHIND, ge=1, le=256, description="tokens of the text so far that are encoded again together with new ones"
+    )
+    draft_confidence: float = Field(0.4, ge=0, le=1, description="probability below which a draft ends; 0: never")
+
+    @property
+    def lookbehind(self) -> int:
+        return self.slem_lookbehind
+
+
+class TliOptions(ForeignOptions):
+    method: Literal["tli"] = "tli"
+    num_speculative_tokens: int = Field(5, ge=1, le=MAX_DRAFT_TOKENS, description=FOREIGN_DRAFTED)
+    draft_sample_method: Literal["greedy", "probabilistic"] = Field(
+        "greedy",
+        description="whether drafts are the drafter's best tokens, or drawn at the request's temperature and verified "
+        "with their probabilities",
+    )
+
+    @property
+    def samples_drafts(self) -> bool:
+        return self.draft_sample_method == "probabilistic"
+
+
+class SlrsOptions(ForeignOptions):
+    method: Literal["slrs"] = "slrs"
+    num_speculative_tokens: int = Field(3, ge=1, le=MAX_DRAFT_TOKENS, description=FOREIGN_DRAFTED)
+
+    @property
+    def samples_drafts(self) -> bool:
+        return True
 
 
 def parse(options: type[MethodOptions], raw: Mapping[str, Any]) -> MethodOptions:

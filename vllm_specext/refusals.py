@@ -37,7 +37,11 @@ class Refusal:
 DRAFTERS = ("griffin", "moa")
 """They can draft chains instead of trees."""
 
-ALL = (*DRAFTERS, "swift")
+IN_THE_TARGET = (*DRAFTERS, "swift")
+"""They read the target's hidden states, or keys and values."""
+
+FOREIGN = ("slem", "tli", "slrs")
+ALL = (*IN_THE_TARGET, *FOREIGN)
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Architectures whose decoder layers are attention behind a norm and an MLP behind another, which can be run one by
 one."""
@@ -55,9 +59,21 @@ def _quantises_cache(launch: Launch) -> bool:
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "--pipeline-parallel-size above 1",
-        ALL,
+        IN_THE_TARGET,
         "the drafter needs the target's last hidden states and embedding in one worker",
         lambda launch: launch.parallel.pipeline_parallel_size > 1,
+    ),
+    Refusal(
+        "--pipeline-parallel-size above 1",
+        FOREIGN,
+        "the drafter is run by the worker that knows the text, and stages before it do not",
+        lambda launch: launch.parallel.pipeline_parallel_size > 1,
+    ),
+    Refusal(
+        "--skip-tokenizer-init",
+        FOREIGN,
+        "the text is what target and drafter have in common",
+        lambda launch: bool(launch.model.skip_tokenizer_init),
     ),
     Refusal(
         "--decode-context-parallel-size above 1",
@@ -73,7 +89,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         "--data-parallel-size above 1 with a mixture-of-experts target",
-        ALL,
+        IN_THE_TARGET,
         "the ranks share experts and would have to grow their trees in step",
         lambda launch: launch.parallel.data_parallel_size > 1 and bool(launch.model.is_moe),
         trees_only=True,
@@ -122,7 +138,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         "a target with multi-head latent attention (MLA)",
-        ALL,
+        IN_THE_TARGET,
         "the drafter's cache does not fit beside a latent cache",
         lambda launch: bool(launch.model.use_mla),
     ),
@@ -158,7 +174,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         "a target with multi-dimensional rotary positions (M-RoPE)",
-        ALL,
+        IN_THE_TARGET,
         "nodes are placed by their depth on a single axis",
         lambda launch: bool(launch.model.uses_mrope),
         trees_only=True,

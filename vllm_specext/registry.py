@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from vllm_specext.options import GriffinOptions, MethodOptions, MoAOptions, SwiftOptions
+from vllm_specext.options import (
+    GriffinOptions,
+    MethodOptions,
+    MoAOptions,
+    SlemOptions,
+    SlrsOptions,
+    SwiftOptions,
+    TliOptions,
+)
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,8 @@ class Method:
     """``module:function`` that checks the drafter against the target and returns the overrides of its configuration."""
     speculator: str
     """``module:class`` of vLLM's ``DraftModelSpeculator``."""
+    check: str | None = None
+    """``module:function`` that looks at the finished configuration."""
     architecture: str | None = None
     """Name under which the drafter's serving model is registered with vLLM; ``None`` where there is no drafter."""
     serving_model: str | None = None
@@ -56,6 +66,30 @@ METHODS: dict[str, Method] = {
             preparation="vllm_specext.methods.swift.prepare:prepare",
             speculator="vllm_specext.methods.swift.speculator:SwiftSpeculator",
             metrics="vllm_specext.methods.swift.metrics:METRICS",
+        ),
+        Method(
+            name="slem",
+            summary="any language model drafts text, which becomes the target's tokens (ICML 2025)",
+            options=SlemOptions,
+            preparation="vllm_specext.methods.foreign_vocab.prepare:prepare",
+            check="vllm_specext.methods.foreign_vocab.prepare:check",
+            speculator="vllm_specext.methods.foreign_vocab.slem:SlemSpeculator",
+        ),
+        Method(
+            name="tli",
+            summary="a language model drafts from the tokens that its vocabulary shares with the target's (ICML 2025)",
+            options=TliOptions,
+            preparation="vllm_specext.methods.foreign_vocab.prepare:prepare",
+            check="vllm_specext.methods.foreign_vocab.prepare:check",
+            speculator="vllm_specext.methods.foreign_vocab.tli:TliSpeculator",
+        ),
+        Method(
+            name="slrs",
+            summary="a language model of bytes or few tokens drafts by the law of the texts that it writes (ICML 2025)",
+            options=SlrsOptions,
+            preparation="vllm_specext.methods.foreign_vocab.prepare:prepare",
+            check="vllm_specext.methods.foreign_vocab.prepare:check",
+            speculator="vllm_specext.methods.foreign_vocab.slrs:SlrsSpeculator",
         ),
     )
 }

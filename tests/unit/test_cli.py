@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-m", "vllm_specext"]
 
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("COLUMNS", "330")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")  # the doctor sets it for its process, which here is everybody's
     return CliRunner()
 

@@ -30,6 +30,7 @@ def launch(**changes: Any) -> Launch:
         "return_sampling_mask": False,
         "uses_mrope": False,
         "is_moe": False,
+        "skip_tokenizer_init": False,
         "get_sliding_window": lambda: changes.get("sliding_window"),
     }
     arguments: dict[str, Any] = {
@@ -62,21 +63,32 @@ UNSUPPORTED = [
     ({"kv_transfer_config": object()}, "--kv-transfer-config"),
     ({"is_hybrid": True}, "hybrid"),
     ({"is_attention_free": True}, "attention-free"),
-    ({"use_mla": True}, "MLA"),
     ({"is_encoder_decoder": True}, "encoder-decoder"),
     ({"runner_type": "pooling"}, "pooling"),
     ({"watermark_config": {}}, "--watermark-config"),
     ({"enable_trace_replay": True}, "--enable-trace-replay"),
     ({"return_sampling_mask": True}, "--return-sampling-mask"),
+]
+"""A change to a launch that is fine, and what the refusal names."""
+IN_THE_TARGET: list[tuple[dict[str, Any], str]] = [
+    ({"use_mla": True}, "MLA"),
     ({"uses_mrope": True}, "M-RoPE"),
     ({"kv_cache_dtype": "fp8_per_token_head"}, "--kv-cache-dtype"),
     ({"is_moe": True, "data_parallel_size": 2}, "mixture-of-experts"),
 ]
-"""A change to a launch that is fine, and what the refusal names."""
+FOREIGN: list[tuple[dict[str, Any], str]] = [({"skip_tokenizer_init": True}, "--skip-tokenizer-init")]
 UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "griffin": [],
-    "moa": [({"sliding_window": 4096}, "sliding-window"), ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype")],
+    "griffin": IN_THE_TARGET,
+    "moa": [
+        *IN_THE_TARGET,
+        ({"sliding_window": 4096}, "sliding-window"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
+    ],
+    "slem": FOREIGN,
+    "tli": FOREIGN,
+    "slrs": FOREIGN,
     "swift": [
+        *IN_THE_TARGET,
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
         ({"enable_lora": True, "lora_target_modules": ["q_proj"]}, "--enable-lora"),

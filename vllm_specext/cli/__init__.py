@@ -10,6 +10,7 @@ import typer
 from vllm_specext.cli.demo import demo
 from vllm_specext.cli.doctor import doctor
 from vllm_specext.cli.methods import methods
+from vllm_specext.cli.pair import pair
 from vllm_specext.cli.serve import serve
 from vllm_specext.cli.swift import swift
 from vllm_specext.errors import ConfigurationError
@@ -30,6 +31,7 @@ app.command(
 app.command()(demo)
 app.command()(doctor)
 app.command()(methods)
+app.command()(pair)
 app.command()(swift)
 
 

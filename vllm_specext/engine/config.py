@@ -16,7 +16,7 @@ from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_
 
 from vllm_specext.engine.guard import require_supported_vllm
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options import MethodOptions, check_sizes, parse
+from vllm_specext.options import ForeignOptions, MethodOptions, check_sizes, parse
 from vllm_specext.refusals import Launch, refuse
 from vllm_specext.registry import METHODS, load
 from vllm_specext.tree.budget import TreeShape, default_schedule, describe
@@ -43,6 +43,9 @@ class SpecExtConfig(SpeculativeConfig):
             self.draft_model_config, self.draft_parallel_config = target, self.target_parallel_config
             self.draft_tensor_parallel_size = self.target_parallel_config.tensor_parallel_size
             return self
+        if isinstance(self.options, ForeignOptions):
+            self._add_language_model(target)
+            return self
         self.draft_model_config = ModelConfig(
             model=self.model,
             runner="draft",
@@ -64,6 +67,23 @@ class SpecExtConfig(SpeculativeConfig):
             self.target_parallel_config, self.draft_tensor_parallel_size, draft_model_config=self.draft_model_config
         )
         return self
+
+    def _add_language_model(self, target: ModelConfig) -> None:
+        """A drafter with its own tokenizer and context."""
+        self.draft_model_config = ModelConfig(
+            model=self.model,
+            runner="draft",
+            dtype=target.dtype,
+            seed=target.seed,
+            enforce_eager=target.enforce_eager,
+            trust_remote_code=target.trust_remote_code,
+        )
+        self.draft_tensor_parallel_size = self.target_parallel_config.tensor_parallel_size
+        self.draft_parallel_config = self.create_draft_parallel_config(
+            self.target_parallel_config,
+            self.draft_tensor_parallel_size,
+            draft_model_config=self.draft_model_config,
+        )
 
     @property
     def tree(self) -> TreeShape | None:
@@ -107,7 +127,7 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
         )
     register_serving_models()
     try:
-        return SpecExtConfig(
+        config = SpecExtConfig(
             **fields,
             method=method.name,
             options=options,
@@ -117,6 +137,9 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
         )
     except ValidationError as error:
         raise ConfigurationError(f"speculative-config is refused by vLLM: {_first_line(error)}") from None
+    if method.check is not None:
+        load(method.check)(options, config)
+    return config
 
 
 def register_serving_models() -> None:

@@ -19,7 +19,10 @@ from vllm_specext.engine.verification import TargetOnlyVerifier, TreeVerifier
 
 
 def with_our_verification(base: Any, config: Any) -> type[ModelState]:
-    """Subclass of ``base``, the state vLLM chose for the target; ``config`` is the ``SpecExtConfig``."""
+    """Subclass of ``base``, the state vLLM chose for the target; ``config`` is the ``SpecExtConfig``. Drafts that are
+    drawn with probabilities of their own are verified by vLLM's rejection sampler."""
+    if config.options.samples_drafts:
+        return base
     return _for_chains(base) if config.tree is None else _for_trees(base)
 
 

@@ -105,7 +105,7 @@ def _validate_spec_decode(original: Callable) -> Callable:
         from vllm_specext.engine.config import is_ours
         from vllm_specext.engine.requests import validate
 
-        if is_ours(speculative_config):
+        if is_ours(speculative_config) and not speculative_config.options.samples_drafts:
             validate(self)
         else:
             original(self, speculative_config)

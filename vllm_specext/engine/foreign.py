@@ -1,0 +1,261 @@
+"""Drafting with a language model whose tokenizer is not the target's.
+
+The drafter reads the same text in tokens of its own. After a step the text's new end is taken to the host, each
+request's bridge (``methods/foreign_vocab/bridge.py``) turns it into the drafter's tokens, the drafter reads those that
+its cache does not hold, and a method drafts from there. This waits for the device once a step, because text is on the
+host. A request is drafted nothing while the drafter has not read all of its text (a long prompt takes several steps),
+where the text is longer than the drafter's context, and where the drafter's cache has no room for it.
+Shapes: ``R`` requests of the step, ``A`` of them active (drafted for), ``K`` drafted tokens, ``d`` hidden size.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import starmap
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+from vllm_specext.engine.own_drafter import OwnDrafter
+from vllm_specext.methods.foreign_vocab.bridge import Bridge
+from vllm_specext.methods.foreign_vocab.pairing import read_pairing
+
+Result = TypeVar("Result")
+
+THREADS = 4
+"""For texts; tokenizers let go of the interpreter's lock while they work."""
+
+
+@dataclass
+class Text:
+    """A request's, as far as it was read."""
+
+    request: str
+    bridge: Bridge
+    known: int = 0
+    """Tokens of the target's text that the bridge has."""
+    cached: int = 0
+    """Tokens of the drafter's text whose keys and values are in its cache."""
+
+
+@dataclass(frozen=True)
+class Active:
+    """The requests that are drafted for in this step; the drafter has read their texts."""
+
+    places: np.ndarray
+    """``[A]``, in the batch."""
+    slots: Tensor
+    """``[A]``"""
+    texts: list[Text]
+    ends_np: np.ndarray
+    """``[A]`` tokens of the drafter's text."""
+    ends: Tensor
+    """The same on the device."""
+    target_ends: Tensor
+    """``[A]`` tokens of the target's text."""
+    hidden: Tensor
+    """``[A, d]``: what the drafter made of its last token."""
+
+
+class ForeignSpeculator(DraftModelSpeculator):
+    """What the methods with a foreign tokenizer have in common; ``draft`` and ``room`` are theirs."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.options: Any = self.speculative_config.options
+        self.target_vocab_size: int = vllm_config.model_config.get_vocab_size()
+        self.pairing = read_pairing(vllm_config.model_config, self.draft_model_config)
+        self.texts: dict[int, Text] = {}
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="specext-text")
+        self.req_states: Any = None
+        """vLLM's, of all requests."""
+        self.draft_lengths: np.ndarray | None = None
+        """``[R]``, of the last drafts."""
+        self.make_buffers()
+
+    def make_buffers(self) -> None:
+        """What a method keeps on the device."""
+
+    def forget(self, slots: Tensor) -> None:
+        """Nothing is drafted yet for the requests in ``slots`` ``[R]``."""
+
+    def room(self, nodes: int) -> int:
+        """Slots behind a text that drafting ``nodes`` tokens of the target may write."""
+        raise NotImplementedError
+
+    def draft(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:
+        """Tokens of the target ``[A, nodes]`` and how many of them count, ``[A]``; ``temperature`` and ``seeds`` are
+        those of all slots."""
+        raise NotImplementedError
+
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
+        self.drafter = OwnDrafter(self.vllm_config, self.device)
+        self.cache = self.drafter.cache
+        return self.drafter.model
+
+    def set_attn(self, model_state: Any, kv_cache_config: Any, *args: Any) -> None:
+        self.cache.initialize(self.vllm_config.cache_config.kv_cache_layout)
+        self.texts.clear()
+        self.attn_groups: list[list[Any]] = []
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        """None: the first pass has as many rows as the texts have new tokens."""
+
+    def capture(self) -> None:
+        """Nothing."""
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: dict[str, Any],
+        slot_mappings: dict[str, Tensor],
+        last_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        next_prefill_tokens: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        *args: Any,
+        dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        nodes = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
+        requests = input_batch.num_reqs
+        drafted = self.draft_tokens[:requests]
+        if dummy_run:
+            self.drafter.rehearse(min(input_batch.num_tokens, self.max_num_tokens))
+            return drafted
+        drafted.zero_()
+        self.forget(input_batch.idx_mapping)
+        self.draft_lengths = np.zeros(requests, dtype=np.int64)
+        active = self._read(input_batch, num_sampled, num_rejected, nodes) if nodes else None
+        if active is not None:
+            tokens, lengths = self.draft(active, nodes, temperature, seeds)
+            drafted[async_tensor_h2d(active.places, device=self.device), :nodes] = tokens
+            self.draft_lengths[active.places] = lengths
+        return drafted
+
+    def _read(self, batch: InputBatch, num_sampled: Tensor, num_rejected: Tensor, nodes: int) -> Active | None:
+        """Have the drafter read what is new; the requests whose texts it has read to their end, if any."""
+        slots_np, room = batch.idx_mapping_np, self.room(nodes)
+        known = self._follow(batch, num_sampled, num_rejected)
+        waiting = [slot for slot in self.texts if slot not in set(slots_np)]
+        rows: list[tuple[int, Text, int]] = []
+        left = self.max_num_tokens
+        for place in known:
+            text = self.texts[slots_np[place]]
+            # The last token is read in any case: what follows it is wanted.
+            length = len(text.bridge.draft_ids)
+            text.cached = min(text.cached, length - 1) if self.cache.holds(slots_np[place]) else 0
+            fits = length > 0 and length + room <= self.cache.max_len
+            if not fits or left == 0 or not self.cache.take(slots_np[place], length + room, waiting):
+                continue
+            count = min(length - text.cached, left)
+            left -= count
+            rows.append((place, text, count))
+        if not rows:
+            return None
+        places = np.array([place for place, _, _ in rows])
+        texts = [text for _, text, _ in rows]
+        firsts = np.array([text.cached for text in texts])
+        counts = np.array([count for _, _, count in rows])
+        ids = np.concatenate([text.bridge.draft_ids[text.cached :][:n] for text, n in zip(texts, counts, strict=True)])
+        slots = async_tensor_h2d(slots_np[places], device=self.device, dtype=torch.int64)
+        self.cache.begin(slots)
+        hidden = self.drafter.read(ids, firsts, counts, slots)
+        ends = firsts + counts
+        for text, end in zip(texts, ends.tolist(), strict=True):
+            text.cached = end
+        whole = np.array([text.cached == len(text.bridge.draft_ids) for text in texts])
+        if not whole.any():
+            return None
+        if not whole.all():
+            chosen = async_tensor_h2d(np.flatnonzero(whole), device=self.device)
+            slots, hidden = slots[chosen], hidden[chosen]
+            self.cache.begin(slots)
+        texts = [text for text, is_whole in zip(texts, whole, strict=True) if is_whole]
+        lengths = np.stack((ends[whole], [text.known for text in texts]))
+        on_device = async_tensor_h2d(lengths, device=self.device)
+        return Active(places[whole], slots, texts, ends[whole], on_device[0], on_device[1], hidden)
+
+    def _follow(self, batch: InputBatch, num_sampled: Tensor, num_rejected: Tensor) -> list[int]:
+        """Take what the texts have grown by; the places of the requests that have sampled a token in this step."""
+        requests, ids = batch.num_reqs, self.req_states.all_token_ids.gpu
+        width = self.num_speculative_steps + 1
+        lengths = batch.seq_lens[:requests] - num_rejected[:requests] + 1
+        where = (lengths[:, None] - width + torch.arange(width, device=self.device)).clamp(min=0)
+        newest = ids[batch.idx_mapping[:, None], where.clamp(max=ids.shape[1] - 1)]
+        told = torch.cat((num_sampled[:requests, None], lengths[:, None], newest), dim=1).cpu().numpy()
+        places = [int(place) for place in np.flatnonzero(told[:, 0] > 0)]
+
+        def follow(place: int) -> None:
+            slot, length = int(batch.idx_mapping_np[place]), int(told[place, 1])
+            text = self._text(slot, batch.req_ids[place], length)
+            new = length - text.known
+            tail = told[place, 2:] if new <= width else ids[slot, text.known : length].cpu().numpy()
+            text.cached = min(text.cached, text.bridge.commit(tail[-new:].tolist()))
+            text.known = length
+
+        self.in_threads(follow, ((place,) for place in places))
+        return places
+
+    def _text(self, slot: int, request: str, length: int) -> Text:
+        text = self.texts.get(slot)
+        # A slot is given to another request without a word, and to the same one with a shorter text after a fault.
+        if text is None or text.request != request or text.known >= length:
+            self.cache.release(slot)
+            text = self.texts[slot] = Text(request, self.pairing.bridge(self.options.lookbehind))
+        return text
+
+    def in_threads(self, task: Callable[..., Result], arguments: Iterable[tuple[Any, ...]]) -> list[Result]:
+        given = list(arguments)
+        if len(given) == 1:
+            return list(starmap(task, given))
+        return list(self.threads.map(lambda own: task(*own), given))
+
+
+class SamplingSpeculator(ForeignSpeculator):
+    """Drafts that are drawn from a law over the target's tokens, which vLLM's rejection sampler gets to know."""
+
+    def make_buffers(self) -> None:
+        if self.options.samples_drafts:
+            size = (self.max_num_reqs, self.num_speculative_steps, self.target_vocab_size)
+            dtype = self.vllm_config.model_config.head_dtype
+            self.columns = torch.arange(self.num_speculative_steps, device=self.device)
+            self.draft_logits = torch.full(size, -torch.inf, dtype=dtype, device=self.device)
+
+    def forget(self, slots: Tensor) -> None:
+        """What pads a draft is token 0, which was then drawn with certainty."""
+        if self.draft_logits is not None:
+            self.draft_logits[slots] = -torch.inf
+            self.draft_logits[slots, :, 0] = 0
+
+    def choose(self, logits: Tensor, active: Active, place: int, temperature: Tensor, seeds: Tensor) -> Tensor:
+        """The tokens ``[A]`` of the target at ``place`` of the drafts, from ``logits`` ``[A, T]``."""
+        if self.draft_logits is None:
+            return logits.argmax(dim=-1)
+        return gumbel_sample(
+            logits.to(self.draft_logits.dtype),
+            active.slots,
+            temperature,
+            seeds,
+            # vLLM's noise is that of the position before the token, in a stream of the drafter's.
+            active.target_ends - 1 + place,
+            apply_temperature=True,
+            is_drafting=True,
+            logits_cache=self.draft_logits,
+            logits_cache_col=self.columns[place],
+            use_fp64=self.use_fp64_gumbel,
+        )

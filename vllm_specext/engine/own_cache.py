@@ -1,0 +1,154 @@
+"""A paged cache for a drafter whose text is not the target's.
+
+Its tokens are others and its sequences have other lengths, so that neither the scheduler's pages nor its block tables
+fit. Pages, tables and attention metadata are vLLM's own code on a configuration of the drafter's; who gets a page is
+decided here, on the host. The memory is taken while models are loaded, so that vLLM's profile counts it, and becomes
+the cache once vLLM has chosen its layout.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
+from vllm.v1.worker.gpu.attn_utils import (
+    build_attn_metadata,
+    build_slot_mappings_by_layer,
+    get_kv_cache_spec,
+    init_attn_backend,
+    init_kv_cache,
+)
+from vllm.v1.worker.gpu.block_table import BlockTables
+
+from vllm_specext.engine.page_pool import PagePool
+from vllm_specext.errors import ConfigurationError
+
+SHARE = 0.05
+"""Most of the device's memory that the cache takes: 4 GiB of 80, more than 300 000 tokens of a drafter of half a
+billion parameters. Where requests need more, those that wait lose theirs and are read again."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One pass over ``R`` requests with ``T`` rows, one request after the other."""
+
+    starts: Tensor
+    """``[R + 1]`` int32, of each request's rows."""
+    starts_np: np.ndarray
+    positions: Tensor
+    """``[T]``, in the drafter's text."""
+    seq_lens: Tensor
+    """``[R]`` int32: tokens of the drafter's text after the pass."""
+    longest: int
+    """At least the largest of them."""
+    writes: Tensor
+    """``[R]`` request slots, -1 for a request whose keys and values are kept nowhere."""
+
+
+class OwnCache:
+    def __init__(self, config: VllmConfig, device: torch.device) -> None:
+        """``config`` is the drafter's own, with its layers and no others."""
+        self.config, self.device = config, device
+        specs = get_kv_cache_spec(config)
+        self._groups = get_kv_cache_groups(config, specs)
+        if len(self._groups) != 1:
+            raise ConfigurationError(
+                f"speculative-config key 'model' is {config.model_config.model!r}, whose layers need "
+                f"{len(self._groups)} kinds of cache; drafters with one kind of attention are allowed."
+            )
+        self.max_len = config.model_config.max_model_len
+        self._slots = config.scheduler_config.max_num_seqs
+        self.page_size: int = self._groups[0].kv_cache_spec.block_size
+        self.page_bytes = sum(spec.page_size_bytes for spec in specs.values())
+        pages_of_one = ceil(self.max_len / self.page_size)
+        share = int(SHARE * current_platform.get_device_total_memory())
+        pages = 1 + max(pages_of_one, min(self._slots * pages_of_one, share // self.page_bytes))
+        self._reserved: Tensor | None = torch.empty(pages * self.page_bytes, dtype=torch.int8, device=device)
+        self._bytes = pages * self.page_bytes
+
+    def initialize(self, layout: str | None) -> None:
+        """Give the layers their pages in vLLM's ``layout``; what was there is lost."""
+        self._reserved = None
+        self.config.cache_config.kv_cache_layout = layout
+        self.kv_cache_config = get_kv_cache_config_from_groups(self.config, self._groups, self._bytes)
+        self.attn_groups, _, kernel_sizes = init_attn_backend(self.kv_cache_config, self.config, self.device)
+        init_kv_cache(
+            self.config.compilation_config.static_forward_context,
+            self.kv_cache_config,
+            self.device,
+            kernel_sizes,
+            self.config,
+            attn_groups=[group for groups in self.attn_groups for group in groups],
+        )
+        self.tables = BlockTables(
+            block_sizes=[self.page_size],
+            max_num_reqs=self._slots,
+            max_num_batched_tokens=self.config.scheduler_config.max_num_batched_tokens,
+            max_num_blocks_per_group=[ceil(self.max_len / self.page_size)],
+            device=self.device,
+        )
+        for group in self.attn_groups[0]:
+            if group.kernel_block_size is not None:
+                raise ConfigurationError(
+                    f"the drafter's cache has pages of {self.page_size} tokens, which its attention backend "
+                    f"{group.backend.get_name()} cannot read; set --block-size to {group.kernel_block_size}."
+                )
+        self.pool = PagePool(self.kv_cache_config.num_blocks, self.page_size)
+
+    @property
+    def layer_names(self) -> list[str]:
+        return self._groups[0].layer_names
+
+    def take(self, slot: int, tokens: int, waiting: Collection[int]) -> bool:
+        """Make room for ``tokens`` of the request in ``slot``, as ``PagePool.take`` does; false where there is none."""
+        had = self.pool.count(slot)
+        new = self.pool.take(slot, tokens, waiting)
+        if new:
+            self.tables.append_block_ids(slot, (new,), overwrite=not had)
+        return new is not None
+
+    def holds(self, slot: int) -> bool:
+        """Whether the request in ``slot`` still has its pages."""
+        return self.pool.count(slot) > 0
+
+    def release(self, slot: int) -> None:
+        self.pool.release(slot)
+
+    def begin(self, slots: Tensor) -> None:
+        """The passes to come are over the requests in ``slots`` ``[R]``."""
+        self.tables.apply_staged_writes()
+        self.block_table = self.tables.gather_block_tables(slots, len(slots))[0]
+
+    def attention(self, rows: Rows) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Attention metadata and slot mappings of a pass, by layer."""
+        requests, count = len(rows.seq_lens), len(rows.positions)
+        mappings = self.tables.compute_slot_mappings(rows.writes, rows.starts, rows.positions, count)
+        lengths = np.diff(rows.starts_np)
+        metadata = build_attn_metadata(
+            attn_groups=self.attn_groups,
+            num_reqs=requests,
+            num_tokens=count,
+            query_start_loc_gpu=rows.starts,
+            query_start_loc_cpu=torch.from_numpy(rows.starts_np),
+            max_query_len=int(lengths.max()),
+            seq_lens=rows.seq_lens,
+            max_seq_len=rows.longest,
+            block_tables=[self.block_table],
+            slot_mappings=mappings,
+            kv_cache_config=self.kv_cache_config,
+            seq_lens_cpu_upper_bound=torch.full((requests,), rows.longest, dtype=torch.int32),
+            positions=rows.positions,
+            is_prefilling=torch.zeros(requests, dtype=torch.bool),
+        )
+        return metadata, build_slot_mappings_by_layer(mappings, self.kv_cache_config)
+
+    def pages_of(self, slots: Tensor) -> Tensor:
+        """Slots of the cache, int64, for slots ``[A, q]`` counted within the requests of ``begin``."""
+        page = self.block_table.gather(1, (slots // self.page_size).clamp(max=self.block_table.shape[1] - 1)).long()
+        return page * self.page_size + slots % self.page_size

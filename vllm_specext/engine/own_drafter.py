@@ -1,0 +1,150 @@
+"""A drafter beside the target: a language model with its own configuration, layers and cache.
+
+vLLM's runner knows nothing of its layers. They are registered in a context of their own, and what they need in a pass
+comes from here.
+"""
+
+from copy import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.compilation.backends import set_model_tag
+from vllm.config import VllmConfig, replace
+from vllm.forward_context import BatchDescriptor, set_forward_context
+from vllm.model_executor.model_loader import get_model
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+
+from vllm_specext.engine.attention import wrap_draft_layers
+from vllm_specext.engine.own_cache import OwnCache, Rows
+from vllm_specext.kernels.tree_attention import TreeRows
+
+
+def own_config(vllm_config: VllmConfig) -> VllmConfig:
+    """vLLM's configuration for the drafter of ``vllm_config`` alone."""
+    drafting = vllm_config.speculative_config
+    assert drafting is not None
+    cache = copy(vllm_config.cache_config)
+    cache.cache_dtype = "auto"
+    cache.num_gpu_blocks_override = None
+    compilation = copy(vllm_config.compilation_config)
+    compilation.static_forward_context = {}
+    compilation.static_all_moe_layers = []
+    compilation.traced_files = set()
+    return replace(
+        vllm_config,
+        model_config=drafting.draft_model_config,
+        parallel_config=replace(drafting.draft_parallel_config, rank=vllm_config.parallel_config.rank),
+        cache_config=cache,
+        compilation_config=compilation,
+        speculative_config=None,
+        quant_config=None,
+        lora_config=None,
+    )
+
+
+class OwnDrafter:
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        self.config, self.device = own_config(vllm_config), device
+        with set_model_tag("draft_model"):
+            self.model = get_model(vllm_config=self.config, prefix="draft_model")
+        current_platform.update_block_size_for_backend(self.config)
+        self.cache = OwnCache(self.config, device)
+        slots = self.config.scheduler_config.max_num_seqs
+        self._single = torch.arange(slots + 1, dtype=torch.int32, device=device)
+        self._single_np = np.arange(slots + 1, dtype=np.int32)
+
+    def rehearse(self, rows: int) -> None:
+        """A pass of ``rows`` without attention, for vLLM's profile of the memory."""
+        ids = torch.zeros(rows, dtype=torch.int32, device=self.device)
+        with set_forward_context(None, self.config, num_tokens=rows):
+            self.model(input_ids=ids, positions=ids.long())
+
+    def read(self, ids: np.ndarray, firsts: np.ndarray, counts: np.ndarray, slots: Tensor) -> Tensor:
+        """Read the next ``counts`` ``[A]`` tokens of each request, all in ``ids`` ``[T]``, behind the ``firsts``
+        ``[A]`` that it has read; hidden states ``[A, d]`` of the last tokens. ``slots`` ``[A]``."""
+        starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        positions = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], counts)
+        given = np.concatenate((ids, positions, starts, firsts + counts))
+        # One copy instead of four.
+        on_device = async_tensor_h2d(given, device=self.device, dtype=torch.int64)
+        split = on_device.split([len(ids), len(ids), len(starts), len(counts)])
+        rows = Rows(
+            starts=split[2].int(),
+            starts_np=starts,
+            positions=split[1],
+            seq_lens=split[3].int(),
+            longest=int((firsts + counts).max()),
+            writes=slots,
+        )
+        return self._run(split[0], rows)[split[2][1:] - 1]
+
+    def step(self, ids: Tensor, positions: Tensor, writes: Tensor, longest: int) -> Tensor:
+        """The next token ``[A]`` of each request, at ``positions`` ``[A]``; hidden states ``[A, d]``. Requests whose
+        entry of ``writes`` ``[A]`` is -1 instead of their slot keep nothing of it."""
+        count = len(ids)
+        rows = Rows(
+            starts=self._single[: count + 1],
+            starts_np=self._single_np[: count + 1],
+            positions=positions,
+            seq_lens=(positions + 1).int(),
+            longest=min(longest, self.cache.max_len),
+            writes=writes,
+        )
+        return self._run(ids, rows)
+
+    def grow_trees(self, levels: int) -> None:
+        """Have ``nodes`` work, for trees of at most ``levels`` levels."""
+        layers = self.config.compilation_config.static_forward_context
+        wrap_draft_layers([layers[name] for name in self.cache.layer_names], levels)
+
+    def nodes(
+        self,
+        *,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        written: Tensor,
+        prefix_lens: Tensor,
+        visible: Tensor,
+        num_nodes: int,
+        longest: int,
+    ) -> Tensor:
+        """Run ``q`` nodes of a tree for every request, each ``[A, q]``; hidden states ``[A q, d]``. ``slots`` are
+        counted within the request; keys and values are kept where ``written``. ``visible`` ``[A, q, words]`` are bits
+        of the ``num_nodes`` slots behind ``prefix_lens`` ``[A]``."""
+        requests, q = ids.shape
+        starts = torch.arange(0, requests * q + 1, q, dtype=torch.int32, device=self.device)
+        rows = TreeRows(
+            block_table=self.cache.block_table[:requests],
+            query_start_loc=starts,
+            prefix_lens=prefix_lens,
+            visible=visible,
+            num_rows=requests * q,
+            max_query_len=q,
+            num_nodes=num_nodes,
+            max_seq_len=min(longest, self.cache.max_len),
+        )
+        names = self.cache.layer_names
+        mapping = torch.where(written, self.cache.pages_of(slots), PAD_SLOT_ID).flatten()
+        positions = positions.flatten().clamp(max=self.cache.max_len - 1)
+        return self._pass(ids.flatten(), positions, dict.fromkeys(names, rows), dict.fromkeys(names, mapping))
+
+    def _run(self, ids: Tensor, rows: Rows) -> Tensor:
+        metadata, mappings = self.cache.attention(rows)
+        return self._pass(ids, rows.positions, metadata, mappings)
+
+    def _pass(self, ids: Tensor, positions: Tensor, metadata: dict[str, Any], mappings: dict[str, Tensor]) -> Tensor:
+        count = len(ids)
+        with set_forward_context(
+            metadata,
+            self.config,
+            num_tokens=count,
+            slot_mapping=mappings,
+            batch_descriptor=BatchDescriptor(num_tokens=count),
+        ):
+            hidden: Tensor = self.model(input_ids=ids.int(), positions=positions)
+        return hidden

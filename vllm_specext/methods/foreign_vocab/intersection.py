@@ -1,0 +1,57 @@
+"""TLI's vocabulary (Timor et al., arXiv 2502.05202, Algorithm 4): the tokens that target and drafter share, on the
+device.
+
+The drafter's law is restricted to them and renormalised: that law, and no other, is what drafts are drawn from and what
+the verification must be told. The target's law is never restricted. Rows, columns and ids are always in the order of
+``kept``, ascending by the drafter's id.
+Shapes: ``R`` rows, ``I`` shared tokens, ``D`` and ``T`` the vocabularies.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.foreign_vocab.overlap import shared_tokens
+
+
+class Intersection:
+    kept: Tensor
+    """``[I]`` int64: the drafter's ids, ascending."""
+    target_ids: Tensor
+    """``[I]`` int64: the target's id of each; no id twice."""
+
+    def __init__(
+        self,
+        target: Sequence[bytes | None],
+        drafter: Sequence[bytes | None],
+        *,
+        target_ends: Iterable[int],
+        drafter_ends: Iterable[int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Bytes of both vocabularies by id, ``None`` for markers, and the ids that end a text."""
+        drafter_ends = set(drafter_ends)
+        pairs = shared_tokens(target, drafter, target_ends=target_ends, drafter_ends=drafter_ends)
+        if not pairs.keys() - drafter_ends:
+            raise ConfigurationError(
+                "method 'tli' needs tokens that the target and the drafter share, and these two share none; use "
+                "'slem', which drafts with any vocabulary."
+            )
+        self.target_size = len(target)
+        self.kept = torch.tensor(list(pairs), dtype=torch.int64, device=device)
+        self.target_ids = torch.tensor(list(pairs.values()), dtype=torch.int64, device=device)
+
+    def prune(self, head: Tensor) -> Tensor:
+        """The rows ``[I, ...]`` of a head's weight or bias ``[D, ...]``, as a copy: where a drafter's head is its
+        embedding too, that must stay whole."""
+        return head.index_select(0, self.kept)
+
+    def select(self, logits: Tensor) -> Tensor:
+        """What the pruned head would have said: ``[R, D]`` -> ``[R, I]``."""
+        return logits.index_select(-1, self.kept)
+
+    def scatter(self, values: Tensor, absent: float) -> Tensor:
+        """``[R, I]`` -> ``[R, T]``; ``absent`` is what the target's other tokens get: 0 in a law, -inf in logits."""
+        return values.new_full((*values.shape[:-1], self.target_size), absent).index_copy_(-1, self.target_ids, values)

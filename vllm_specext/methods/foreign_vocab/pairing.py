@@ -1,0 +1,101 @@
+"""A target and a drafter with tokenizers of their own, as the methods for foreign vocabularies see them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.foreign_vocab.bridge import Bridge
+from vllm_specext.methods.foreign_vocab.roles import map_markers, opening
+from vllm_specext.methods.foreign_vocab.vocabulary import SAMPLES, Vocabulary, read_vocabulary
+
+
+@dataclass(frozen=True)
+class Pairing:
+    target: Vocabulary
+    drafter: Vocabulary
+    markers: dict[int, tuple[int, ...]]
+    """The target's markers in the drafter's tokens."""
+    opening: tuple[int, ...]
+    """What the drafter's texts begin with."""
+
+    def bridge(self, lookbehind: int) -> Bridge:
+        return Bridge(self.target, self.drafter, self.markers, lookbehind=lookbehind, opening=self.opening)
+
+    @cached_property
+    def draft_tokens_per_target_token(self) -> float:
+        """On sample texts."""
+        counts = (sum(map(len, of.encode_batch(SAMPLES))) for of in (self.drafter, self.target))
+        return next(counts) / max(next(counts), 1)
+
+    def spellings(self) -> list[list[int]]:
+        """For each token of the target the drafter's tokens with the same bytes, one or more; for the ends the
+        drafter's end, and for what the drafter cannot spell, which it never drafts either, any token."""
+        end = [min(self.drafter.ends, default=0)]
+        texts = {id: text for id, own in enumerate(self.target.token_bytes) if (text := _text(own)) is not None}
+        encoded = dict(zip(texts, self.drafter.encode_batch(list(texts.values())), strict=True))
+        by_bytes: dict[bytes, int] = {}
+        for id, own in enumerate(self.drafter.token_bytes):
+            if own:
+                by_bytes.setdefault(own, id)
+        spelled = []
+        for id, own in enumerate(self.target.token_bytes):
+            ids = encoded.get(id, [])
+            if own is not None and self.drafter.bytes_of(ids) != own:
+                ids = _in_longest_tokens(own, by_bytes)
+            spelled.append(ids or end)
+        return spelled
+
+
+def _text(own: bytes | None) -> str | None:
+    try:
+        return None if own is None else own.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _in_longest_tokens(text: bytes, by_bytes: dict[bytes, int]) -> list[int]:
+    """Nothing where there is a byte without a token."""
+    ids, longest, start = [], max(map(len, by_bytes)), 0
+    while start < len(text):
+        end = next((e for e in range(min(start + longest, len(text)), start, -1) if text[start:e] in by_bytes), None)
+        if end is None:
+            return []
+        ids.append(by_bytes[text[start:end]])
+        start = end
+    return ids
+
+
+def read_pairing(target: Any, drafter: Any) -> Pairing:
+    """``target`` and ``drafter`` are vLLM's ``ModelConfig`` of each."""
+    targets, drafters = load_tokenizer(target), load_tokenizer(drafter)
+    own, foreign = _read(target, targets), _read(drafter, drafters)
+    return Pairing(own, foreign, map_markers(targets, drafters, own, foreign), opening(drafters))
+
+
+def _read(model: Any, tokenizer: Any) -> Vocabulary:
+    return read_vocabulary(tokenizer, size=model.get_vocab_size(), ends=ends_of(model, tokenizer))
+
+
+def load_tokenizer(model: Any) -> Any:
+    """Raises ``ConfigurationError``, one sentence, where there is none."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    try:
+        return cached_tokenizer_from_config(model)
+    except Exception as error:  # the loaders raise many kinds; each means that there is no tokenizer
+        raise ConfigurationError(
+            f"the tokenizer of {model.tokenizer!r} cannot be loaded ({type(error).__name__}); a drafter with a foreign "
+            "vocabulary needs its tokenizer's files beside its weights."
+        ) from None
+
+
+def ends_of(model: Any, tokenizer: Any) -> set[int]:
+    """Ids that end a text, as the generation configuration, the model's own and the tokenizer have them."""
+    given = (
+        (model.try_get_generation_config() or {}).get("eos_token_id"),
+        getattr(model.hf_text_config, "eos_token_id", None),
+        getattr(tokenizer, "eos_token_id", None),
+    )
+    return {id for ids in given if ids is not None for id in (ids if isinstance(ids, Iterable) else (ids,))}

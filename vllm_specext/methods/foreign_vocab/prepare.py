@@ -1,0 +1,79 @@
+"""What drafters with a foreign tokenizer need before vLLM builds its configuration, and what is checked once it has."""
+
+from typing import Any
+
+from vllm.logger import init_logger
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.foreign_vocab.overlap import coverage, shared_tokens
+from vllm_specext.methods.foreign_vocab.pairing import Pairing, read_pairing
+from vllm_specext.methods.foreign_vocab.small_vocabulary import hopeless
+from vllm_specext.methods.foreign_vocab.vocabulary import SAMPLES
+from vllm_specext.methods.source import LANGUAGE_MODEL, drafter_directory
+from vllm_specext.options import ForeignOptions
+from vllm_specext.refusals import Launch
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+def prepare(options: ForeignOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values for vLLM's own speculative keys; nothing of the drafter's configuration is overridden."""
+    directory = drafter_directory(options.model, options.revision, LANGUAGE_MODEL)
+    fields = options.model_dump(
+        include={"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}, exclude_none=True
+    )
+    # Nothing of the target's cache is a drafter's, so all of a cached prefix can be used.
+    return {**fields, "model": str(directory), "disable_eagle_block_drop": True}, {}
+
+
+def check(options: ForeignOptions, config: Any) -> None:
+    """Refuse a pair of models that cannot work, and say in the log how well the others fit; ``config`` is the finished
+    ``SpecExtConfig``. Raises ``ConfigurationError``."""
+    target, drafter = config.target_model_config, config.draft_model_config
+    if drafter.is_moe and config.target_parallel_config.data_parallel_size > 1:
+        raise ConfigurationError(
+            f"speculative-config key 'model' is {options.model!r}, a mixture of experts, which all ranks of "
+            "--data-parallel-size would have to run in step; dense drafters are allowed."
+        )
+    if drafter.is_hybrid or drafter.is_attention_free:
+        raise ConfigurationError(
+            f"speculative-config key 'model' is {options.model!r}, whose recurrent state cannot be rolled back to the "
+            "accepted text; drafters with attention alone are allowed."
+        )
+    pairing = read_pairing(target, drafter)
+    if options.method == "slrs" and (reason := hopeless(pairing.drafter.token_bytes)):
+        raise ConfigurationError(f"speculative-config key 'model' is {options.model!r}: {reason}")
+    shared = shared_tokens(
+        pairing.target.token_bytes,
+        pairing.drafter.token_bytes,
+        target_ends=pairing.target.ends,
+        drafter_ends=pairing.drafter.ends,
+    )
+    if options.method == "tli" and not shared.keys() - pairing.drafter.ends:
+        raise ConfigurationError(
+            f"speculative-config key 'model' is {options.model!r}, which shares no token with the target, and 'tli' "
+            "drafts from the shared ones; use 'slem', which drafts with any vocabulary."
+        )
+    report(pairing, set(shared.values()), drafter.max_model_len < target.max_model_len)
+
+
+def report(pairing: Pairing, shared: set[int], is_shorter: bool) -> None:
+    sample = [token for ids in pairing.target.encode_batch(SAMPLES) for token in ids]
+    logger.info_once(
+        "The drafter's tokenizer shares %d tokens with the target's, %.0f%% of sample text; %.2f of its tokens for one "
+        "of the target's",
+        len(shared),
+        100 * coverage(sample, shared),
+        pairing.draft_tokens_per_target_token,
+    )
+    for name, vocabulary in (("target", pairing.target), ("drafter", pairing.drafter)):
+        if vocabulary.difference is not None:
+            logger.warning_once(
+                "The %s's tokenizer changes text (%s), so that drafts of the changed parts are lost.",
+                name,
+                vocabulary.difference,
+            )
+    if pairing.target.ends and not pairing.drafter.ends:
+        logger.warning_once("The drafter has no token that ends a text, so that the end of an answer is never drafted.")
+    if is_shorter:
+        logger.warning_once("Requests that outgrow the drafter's context are drafted nothing from then on.")

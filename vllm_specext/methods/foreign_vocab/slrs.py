@@ -1,0 +1,114 @@
+"""SLRS on vLLM's V2 runner (Timor et al., arXiv 2502.05202, Algorithm 3): string-level rejection sampling.
+
+For every drafted token the law of what the drafter would write, as a token of the target, is found first and the token
+then drawn from it (``string_law.py``). The drafter's spellings grow as a tree in its own cache, one pass per level over
+the frontiers of all requests; then the drafter reads the drawn token in a fixed spelling of its own, and the next one
+follows. vLLM's rejection sampler gets the laws.
+Shapes: ``A`` requests, ``W`` spellings followed, ``T`` and ``D`` the vocabularies, ``S`` longest spelling of a token.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from vllm_specext.engine.foreign import Active, SamplingSpeculator
+from vllm_specext.methods.foreign_vocab.string_law import StringLaw
+from vllm_specext.tree.topology import pack
+
+LEVELS = 6
+"""Passes for a drafted token, the one that read the text included: tokens of so many of the drafter's can be drawn."""
+
+WIDTH = 8
+
+
+class SlrsSpeculator(SamplingSpeculator):
+    def make_buffers(self) -> None:
+        super().make_buffers()
+        target, drafter = self.pairing.target, self.pairing.drafter
+        self.law = StringLaw(
+            target.token_bytes,
+            drafter.token_bytes,
+            target_ends=target.ends,
+            drafter_ends=drafter.ends,
+            width=WIDTH,
+            device=self.device,
+        )
+        spelled = self.pairing.spellings()
+        width = max(map(len, spelled))
+        padded = [ids + [0] * (width - len(ids)) for ids in spelled]
+        self.spellings = torch.tensor(padded, dtype=torch.int64, device=self.device)
+        self.spelling_lengths = torch.tensor([len(ids) for ids in spelled], dtype=torch.int64, device=self.device)
+        self.itself = torch.eye(WIDTH, dtype=torch.bool, device=self.device)
+        self.causal = pack(torch.ones(width, width, dtype=torch.bool, device=self.device).tril())
+
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
+        model = super().load_draft_model(target_model, target_attn_layer_names)
+        self.drafter.grow_trees(LEVELS)
+        return model
+
+    def room(self, nodes: int) -> int:
+        return (nodes - 1) * self.spellings.shape[1] + (LEVELS - 1) * WIDTH
+
+    def draft(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:
+        hidden, ends, longest = active.hidden, active.ends, int(active.ends_np.max())
+        scale = temperature[active.slots][:, None]
+        scale = torch.where(scale > 0, scale, 1)
+        found = []
+        for place in range(nodes):
+            law = self._law(hidden, ends, longest)
+            # The sampler divides by the temperature, but the law is drawn from as it is.
+            found.append(self.choose(law.log() * scale, active, place, temperature, seeds))
+            if place + 1 < nodes:
+                hidden, ends = self._append(found[-1], ends, longest)
+                longest += self.spellings.shape[1]
+        return torch.stack(found, dim=1), np.full(len(active.texts), nodes)
+
+    def _law(self, hidden: Tensor, ends: Tensor, longest: int) -> Tensor:
+        """Of the next token ``[A, T]`` behind texts of ``ends`` ``[A]`` tokens."""
+        requests = len(ends)
+        self.law.begin(requests)
+        frontier = self.law.grow(self._log_probs(hidden)[:, None])
+        sees = self.itself.new_zeros(requests, 1, 0)
+        for level in range(LEVELS - 1):
+            above = sees.gather(1, frontier.parents[..., None].expand(-1, -1, sees.shape[2]))
+            sees = torch.cat((above, self.itself.expand(requests, -1, -1)), dim=2)
+            hidden = self.drafter.nodes(
+                ids=frontier.tokens,
+                positions=(ends + level)[:, None].expand(-1, WIDTH),
+                slots=ends[:, None] + level * WIDTH + torch.arange(WIDTH, device=self.device),
+                written=torch.isfinite(frontier.log_pi),
+                prefix_lens=ends,
+                visible=pack(sees),
+                num_nodes=(level + 1) * WIDTH,
+                longest=longest + (level + 1) * WIDTH,
+            )
+            frontier = self.law.grow(self._log_probs(hidden).unflatten(0, (requests, WIDTH)))
+        return self.law.law()
+
+    def _append(self, tokens: Tensor, ends: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """Have the drafter read ``tokens`` ``[A]`` of the target; hidden states ``[A, d]`` of their last, and the new
+        ends."""
+        ids, counts = self.spellings[tokens], self.spelling_lengths[tokens]
+        width = ids.shape[1]
+        place = torch.arange(width, device=self.device)
+        slots = ends[:, None] + place
+        hidden = self.drafter.nodes(
+            ids=ids,
+            positions=slots,
+            slots=slots,
+            written=place < counts[:, None],
+            prefix_lens=ends,
+            visible=self.causal.expand(len(ids), -1, -1),
+            num_nodes=width,
+            longest=longest + width,
+        )
+        lasts = torch.arange(len(ids), device=self.device) * width + (counts - 1).clamp(min=0)
+        return hidden[lasts], ends + counts
+
+    def _log_probs(self, hidden: Tensor) -> Tensor:
+        log_probs: Tensor = self.model.compute_logits(hidden).float().log_softmax(dim=-1)
+        # A head may have more rows than the tokenizer has tokens.
+        return pad(log_probs, (0, len(self.pairing.drafter.token_bytes) - log_probs.shape[-1]), value=-torch.inf)
