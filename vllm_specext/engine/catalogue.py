@@ -66,7 +66,8 @@ CATALOGUE: tuple[Patch, ...] = (
         "sampling parameters",
         "vllm.sampling_params.SamplingParams._validate_spec_decode",
         "vLLM refuses min_p and logit_bias, which its rejection sampler leaves out; the target's sampler applies both",
-        "wrapped: for our methods both are allowed, and the switch extra_args['speculation'] is checked",
+        "wrapped: for our methods both are allowed, and the switch extra_args['speculation'] is checked; vLLM's "
+        "refusal stays where drafts are drawn and its rejection sampler verifies them",
         "none: the refusal is right for vLLM's rejection sampler",
         "always",
     ),
@@ -90,15 +91,16 @@ CATALOGUE: tuple[Patch, ...] = (
         "verification",
         "vllm.v1.worker.gpu.model_states.resolve_model_state_cls",
         "vLLM's rejection sampler keeps the law of the output only; the target's own sampler keeps the very tokens",
-        "wrapped: for our methods a subclass of vLLM's choice overrides custom_sampler",
+        "wrapped: for our methods a subclass of vLLM's choice overrides custom_sampler, unless drafts are drawn with "
+        "probabilities, and notes which requests want drafts",
         "custom_sampler is the supported hook, but only a model class can supply it",
         "vLLM lets a speculator supply the verification",
     ),
     Patch(
         "draft lengths",
         "vllm.v1.worker.gpu.model_runner.GPUModelRunner.take_draft_token_ids",
-        "vLLM tells its scheduler of the same number of drafted tokens for every request; SWIFT's drafts end where the "
-        "drafter is unsure",
+        "vLLM tells its scheduler of the same number of drafted tokens for every request; SWIFT's and SLEM's drafts "
+        "end where the drafter is unsure",
         "wrapped: where a speculator knows the lengths of its drafts, the lists are cut to them",
         "none: vLLM's drafts are equally long",
         "vLLM asks the speculator for lengths",

@@ -21,10 +21,10 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_specext.engine.own_drafter import OwnDrafter
+from vllm_specext.engine.requests import Drafting
 from vllm_specext.methods.foreign_vocab.bridge import Bridge
 from vllm_specext.methods.foreign_vocab.pairing import read_pairing
 
@@ -44,6 +44,11 @@ class Text:
     """Tokens of the target's text that the bridge has."""
     cached: int = 0
     """Tokens of the drafter's text whose keys and values are in its cache."""
+
+    def grow(self, ids: list[int]) -> None:
+        """By these tokens of the target."""
+        self.cached = min(self.cached, self.bridge.commit(ids))
+        self.known += len(ids)
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,7 @@ class ForeignSpeculator(DraftModelSpeculator):
     def set_attn(self, model_state: Any, kv_cache_config: Any, *args: Any) -> None:
         self.cache.initialize(self.vllm_config.cache_config.kv_cache_layout)
         self.texts.clear()
+        self.kinds = model_state.kinds
         self.attn_groups: list[list[Any]] = []
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
@@ -149,30 +155,14 @@ class ForeignSpeculator(DraftModelSpeculator):
 
     def _read(self, batch: InputBatch, num_sampled: Tensor, num_rejected: Tensor, nodes: int) -> Active | None:
         """Have the drafter read what is new; the requests whose texts it has read to their end, if any."""
-        slots_np, room = batch.idx_mapping_np, self.room(nodes)
-        known = self._follow(batch, num_sampled, num_rejected)
-        waiting = [slot for slot in self.texts if slot not in set(slots_np)]
-        rows: list[tuple[int, Text, int]] = []
-        left = self.max_num_tokens
-        for place in known:
-            text = self.texts[slots_np[place]]
-            # The last token is read in any case: what follows it is wanted.
-            length = len(text.bridge.draft_ids)
-            text.cached = min(text.cached, length - 1) if self.cache.holds(slots_np[place]) else 0
-            fits = length > 0 and length + room <= self.cache.max_len
-            if not fits or left == 0 or not self.cache.take(slots_np[place], length + room, waiting):
-                continue
-            count = min(length - text.cached, left)
-            left -= count
-            rows.append((place, text, count))
-        if not rows:
+        due = self._due(batch, self._follow(batch, num_sampled, num_rejected), self.room(nodes))
+        if not due:
             return None
-        places = np.array([place for place, _, _ in rows])
-        texts = [text for _, text, _ in rows]
+        texts = [text for _, text, _ in due]
+        places, counts = (np.array([each[column] for each in due]) for column in (0, 2))
         firsts = np.array([text.cached for text in texts])
-        counts = np.array([count for _, _, count in rows])
         ids = np.concatenate([text.bridge.draft_ids[text.cached :][:n] for text, n in zip(texts, counts, strict=True)])
-        slots = async_tensor_h2d(slots_np[places], device=self.device, dtype=torch.int64)
+        slots = async_tensor_h2d(batch.idx_mapping_np[places], device=self.device, dtype=torch.int64)
         self.cache.begin(slots)
         hidden = self.drafter.read(ids, firsts, counts, slots)
         ends = firsts + counts
@@ -190,30 +180,49 @@ class ForeignSpeculator(DraftModelSpeculator):
         on_device = async_tensor_h2d(lengths, device=self.device)
         return Active(places[whole], slots, texts, ends[whole], on_device[0], on_device[1], hidden)
 
+    def _due(self, batch: InputBatch, places: list[int], room: int) -> list[tuple[int, Text, int]]:
+        """Place, text and number of tokens to read of the requests that have room, within one pass."""
+        slots = batch.idx_mapping_np.tolist()
+        waiting = self.texts.keys() - slots
+        due, left = [], self.max_num_tokens
+        for place in places:
+            slot, text = slots[place], self.texts[slots[place]]
+            length = len(text.bridge.draft_ids)
+            if not 0 < length <= self.cache.max_len - room:
+                self.cache.release(slot)
+                continue
+            # The last token is read in any case: what follows it is wanted.
+            text.cached = min(text.cached, length - 1) if self.cache.holds(slot) else 0
+            if left and self.cache.take(slot, length + room, waiting):
+                due.append((place, text, min(length - text.cached, left)))
+                left -= due[-1][2]
+        return due
+
     def _follow(self, batch: InputBatch, num_sampled: Tensor, num_rejected: Tensor) -> list[int]:
-        """Take what the texts have grown by; the places of the requests that have sampled a token in this step."""
+        """Take what the texts have grown by; the places of the requests that have sampled a token in this step and want
+        drafts."""
         requests, ids = batch.num_reqs, self.req_states.all_token_ids.gpu
         width = self.num_speculative_steps + 1
         lengths = batch.seq_lens[:requests] - num_rejected[:requests] + 1
         where = (lengths[:, None] - width + torch.arange(width, device=self.device)).clamp(min=0)
         newest = ids[batch.idx_mapping[:, None], where.clamp(max=ids.shape[1] - 1)]
         told = torch.cat((num_sampled[:requests, None], lengths[:, None], newest), dim=1).cpu().numpy()
-        places = [int(place) for place in np.flatnonzero(told[:, 0] > 0)]
-
-        def follow(place: int) -> None:
+        drafts = self.kinds[batch.idx_mapping_np] != Drafting.OFF
+        places: list[int] = np.flatnonzero((told[:, 0] > 0) & drafts).tolist()
+        grown = []
+        for place in places:
             slot, length = int(batch.idx_mapping_np[place]), int(told[place, 1])
             text = self._text(slot, batch.req_ids[place], length)
             new = length - text.known
             tail = told[place, 2:] if new <= width else ids[slot, text.known : length].cpu().numpy()
-            text.cached = min(text.cached, text.bridge.commit(tail[-new:].tolist()))
-            text.known = length
-
-        self.in_threads(follow, ((place,) for place in places))
+            grown.append((text, tail[-new:].tolist()))
+        self.in_threads(Text.grow, grown)
         return places
 
     def _text(self, slot: int, request: str, length: int) -> Text:
+        """Of ``length`` tokens from now on, which are more than before."""
         text = self.texts.get(slot)
-        # A slot is given to another request without a word, and to the same one with a shorter text after a fault.
+        # A slot goes to another request without a word. Tokens of a preempted one may be drawn again.
         if text is None or text.request != request or text.known >= length:
             self.cache.release(slot)
             text = self.texts[slot] = Text(request, self.pairing.bridge(self.options.lookbehind))
@@ -224,38 +233,3 @@ class ForeignSpeculator(DraftModelSpeculator):
         if len(given) == 1:
             return list(starmap(task, given))
         return list(self.threads.map(lambda own: task(*own), given))
-
-
-class SamplingSpeculator(ForeignSpeculator):
-    """Drafts that are drawn from a law over the target's tokens, which vLLM's rejection sampler gets to know."""
-
-    def make_buffers(self) -> None:
-        if self.options.samples_drafts:
-            size = (self.max_num_reqs, self.num_speculative_steps, self.target_vocab_size)
-            dtype = self.vllm_config.model_config.head_dtype
-            self.columns = torch.arange(self.num_speculative_steps, device=self.device)
-            self.draft_logits = torch.full(size, -torch.inf, dtype=dtype, device=self.device)
-
-    def forget(self, slots: Tensor) -> None:
-        """What pads a draft is token 0, which was then drawn with certainty."""
-        if self.draft_logits is not None:
-            self.draft_logits[slots] = -torch.inf
-            self.draft_logits[slots, :, 0] = 0
-
-    def choose(self, logits: Tensor, active: Active, place: int, temperature: Tensor, seeds: Tensor) -> Tensor:
-        """The tokens ``[A]`` of the target at ``place`` of the drafts, from ``logits`` ``[A, T]``."""
-        if self.draft_logits is None:
-            return logits.argmax(dim=-1)
-        return gumbel_sample(
-            logits.to(self.draft_logits.dtype),
-            active.slots,
-            temperature,
-            seeds,
-            # vLLM's noise is that of the position before the token, in a stream of the drafter's.
-            active.target_ends - 1 + place,
-            apply_temperature=True,
-            is_drafting=True,
-            logits_cache=self.draft_logits,
-            logits_cache_col=self.columns[place],
-            use_fp64=self.use_fp64_gumbel,
-        )

@@ -14,6 +14,7 @@ SUPPORTED = "0.32"
 
 _RUNNER = "vllm.v1.worker.gpu"
 _ENCODER_CACHE = "vllm.distributed.ec_transfer.ec_connector.metrics"
+_CACHES = "vllm.v1.core.kv_cache_utils"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _PROPOSE = (
     "self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states num_sampled num_rejected "
@@ -82,6 +83,28 @@ SIGNATURES: dict[str, str] = {
     f"{_RUNNER}.spec_decode.rejection_sampler:RejectionSampler._get_logprobs_tensors": (
         "self sampled num_sampled logits cu_num_logits cu_num_logits_np max_num_logprobs"
     ),
+    f"{_RUNNER}.spec_decode.speculator:DraftModelSpeculator.load_draft_model": (
+        "self target_model target_attn_layer_names"
+    ),
+    f"{_RUNNER}.spec_decode.speculator:DraftModelSpeculator.set_attn": (
+        "self model_state kv_cache_config block_tables target_input_buffers target_attn_groups"
+    ),
+    f"{_RUNNER}.sample.gumbel:gumbel_sample": (
+        "logits expanded_idx_mapping temperature seed pos apply_temperature is_drafting logits_cache logits_cache_col "
+        "use_fp64 logits_cache_source"
+    ),
+    f"{_CACHES}:get_kv_cache_groups": "vllm_config kv_cache_spec",
+    f"{_CACHES}:get_kv_cache_config_from_groups": "vllm_config kv_cache_groups available_memory",
+    f"{_RUNNER}.attn_utils:get_kv_cache_spec": "vllm_config",
+    f"{_RUNNER}.attn_utils:init_attn_backend": (
+        "kv_cache_config vllm_config device active_layer_names draft_layer_names"
+    ),
+    f"{_RUNNER}.attn_utils:init_kv_cache": (
+        "forward_context kv_cache_config device kernel_block_sizes vllm_config kv_cache_allocation_context "
+        "block_tables attn_groups"
+    ),
+    f"{_RUNNER}.attn_utils:build_slot_mappings_by_layer": "slot_mappings kv_cache_config",
+    f"{_RUNNER}.block_table:BlockTables.append_block_ids": "self req_index new_block_ids overwrite",
 }
 """``module:object`` and its parameter names, for every vLLM callable that we replace, override or call by position."""
 

@@ -4,6 +4,7 @@ configuration asks for them."""
 from functools import cache
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from vllm.config import get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
@@ -13,7 +14,7 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_specext.engine.attention import wrap_target_layers
-from vllm_specext.engine.requests import drafting_of, has_custom_processors
+from vllm_specext.engine.requests import Drafting, drafting_of, has_custom_processors
 from vllm_specext.engine.trees import TreeStates
 from vllm_specext.engine.verification import TargetOnlyVerifier, TreeVerifier
 
@@ -21,9 +22,27 @@ from vllm_specext.engine.verification import TargetOnlyVerifier, TreeVerifier
 def with_our_verification(base: Any, config: Any) -> type[ModelState]:
     """Subclass of ``base``, the state vLLM chose for the target; ``config`` is the ``SpecExtConfig``. Drafts that are
     drawn with probabilities of their own are verified by vLLM's rejection sampler."""
-    if config.options.samples_drafts:
-        return base
-    return _for_chains(base) if config.tree is None else _for_trees(base)
+    if config.tree is not None:
+        return _for_trees(base)
+    return _noting_kinds(base) if config.options.samples_drafts else _for_chains(_noting_kinds(base))
+
+
+@cache
+def _noting_kinds(base: Any) -> Any:
+    class NotingModelState(base):
+        kinds: np.ndarray
+        """What each request slot may be drafted, for drafters that can spare themselves the work."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.kinds = np.full(self.max_num_reqs, Drafting.TREE)
+            self._custom_processors = has_custom_processors(self.model_config)
+
+        def add_request(self, req_index: int, new_req_data: Any) -> None:
+            super().add_request(req_index, new_req_data)
+            self.kinds[req_index] = drafting_of(new_req_data.sampling_params, self._custom_processors)
+
+    return NotingModelState
 
 
 @cache

@@ -15,6 +15,9 @@ from vllm_specext.refusals import Launch
 
 logger = init_logger(f"vllm.{__name__}")
 
+NAMED = 5
+"""Special tokens that the log names; some models have hundreds in reserve."""
+
 
 def prepare(options: ForeignOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
     """Values for vLLM's own speculative keys; nothing of the drafter's configuration is overridden."""
@@ -73,6 +76,14 @@ def report(pairing: Pairing, shared: set[int], is_shorter: bool) -> None:
                 name,
                 vocabulary.difference,
             )
+    if left_out := [spelling for spelling, id in pairing.target.markers.items() if id not in pairing.markers]:
+        logger.info_once(
+            "%d of the target's %d special tokens have no counterpart of the same role and are left out of the "
+            "drafter's text: %s",
+            len(left_out),
+            len(pairing.target.markers),
+            ", ".join(left_out[:NAMED]) + (", ..." if len(left_out) > NAMED else ""),
+        )
     if pairing.target.ends and not pairing.drafter.ends:
         logger.warning_once("The drafter has no token that ends a text, so that the end of an answer is never drafted.")
     if is_shorter:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from vllm_specext.engine.foreign import Active, SamplingSpeculator
+from vllm_specext.engine.foreign import Active
+from vllm_specext.methods.foreign_vocab.sampling import SamplingSpeculator
 from vllm_specext.methods.foreign_vocab.string_law import StringLaw
 from vllm_specext.tree.topology import pack
 

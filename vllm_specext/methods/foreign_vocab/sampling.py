@@ -1,0 +1,44 @@
+"""Drafts that are drawn from a law over the target's tokens, which vLLM's rejection sampler gets to know.
+
+The sampler takes logits before temperature, for every request slot and place of a draft, and makes of them what the
+drafts were drawn from.
+"""
+
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+from vllm_specext.engine.foreign import Active, ForeignSpeculator
+
+
+class SamplingSpeculator(ForeignSpeculator):
+    def make_buffers(self) -> None:
+        if self.options.samples_drafts:
+            size = (self.max_num_reqs, self.num_speculative_steps, self.target_vocab_size)
+            dtype = self.vllm_config.model_config.head_dtype
+            self.columns = torch.arange(self.num_speculative_steps, device=self.device)
+            self.draft_logits = torch.full(size, -torch.inf, dtype=dtype, device=self.device)
+
+    def forget(self, slots: Tensor) -> None:
+        """What pads a draft is token 0, which was then drawn with certainty."""
+        if self.draft_logits is not None:
+            self.draft_logits[slots] = -torch.inf
+            self.draft_logits[slots, :, 0] = 0
+
+    def choose(self, logits: Tensor, active: Active, place: int, temperature: Tensor, seeds: Tensor) -> Tensor:
+        """The tokens ``[A]`` of the target at ``place`` of the drafts, from ``logits`` ``[A, T]``."""
+        if self.draft_logits is None:
+            return logits.argmax(dim=-1)
+        return gumbel_sample(
+            logits.to(self.draft_logits.dtype),
+            active.slots,
+            temperature,
+            seeds,
+            # vLLM's noise is that of the position before the token, in a stream of the drafter's.
+            active.target_ends - 1 + place,
+            apply_temperature=True,
+            is_drafting=True,
+            logits_cache=self.draft_logits,
+            logits_cache_col=self.columns[place],
+            use_fp64=self.use_fp64_gumbel,
+        )
