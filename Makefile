@@ -1,7 +1,10 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
-# Variables: FLAVOUR=cpu|gpu, PYTHON=python3.12, PIP_OPTIONS="...", VENV=.venv (see scripts/setup.sh), PYTEST_ARGS="..."
+# Variables: FLAVOUR=cpu|gpu, PYTHON=python3.12, PIP_OPTIONS="...", VENV=.venv (see scripts/setup.sh), PYTEST_ARGS="...", WORKERS=2
 
 VENV ?= .venv
+# An engine under test works on one core, so two files are run at once; two would not share a GPU.
+WORKERS ?= $(shell command -v nvidia-smi > /dev/null && echo 0 || echo 2)
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
 BIN := $(VENV)/bin
 export VENV FLAVOUR PYTHON PIP_OPTIONS
 
@@ -24,13 +27,13 @@ bench: setup ## Measure the bundled models with and without drafts at 1, 4 and 1
 	@$(BIN)/python -m benchmarks.concurrency --output benchmarks/results
 
 test: setup ## Run the tests
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(PYTEST) $(PYTEST_ARGS)
 
 test-all: setup ## Run the tests, with the further engine configurations that `test` leaves out
-	@$(BIN)/python -m pytest -m "" $(PYTEST_ARGS)
+	@$(PYTEST) -m "" $(PYTEST_ARGS)
 
 test-fast: setup ## Run the tests that take less than a minute each
-	@$(BIN)/python -m pytest -m "not slow and not extended" $(PYTEST_ARGS)
+	@$(PYTEST) -m "not slow and not extended" $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .

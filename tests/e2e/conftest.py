@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from vllm_specext.demo.run import PROMPTS
-from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE, SWIFT, Server
+from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE, SLEM, SWIFT, Server
 
 # Servers that run side by side must not be bound to the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -59,6 +59,12 @@ def moa(logs: Path) -> Iterator[Server]:
 def swift(logs: Path) -> Iterator[Server]:
     """Keeps what it finds in ``swift.json`` beside its log."""
     with Server(logs / "swift.log", SWIFT | {"swift_save": str(logs / "swift.json")}) as server:
+        yield server.start()
+
+
+@pytest.fixture(scope="module")
+def slem(logs: Path) -> Iterator[Server]:
+    with Server(logs / "slem.log", SLEM) as server:
         yield server.start()
 
 

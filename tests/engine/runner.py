@@ -13,6 +13,7 @@ for the inputs and outputs of the drafter's forward passes).
 import json
 import os
 import sys
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,40 @@ def write_drafted_keys_a_slot_early() -> None:
         return stock(self, slots=slots - 1, **rows)
 
     MoASpeculator.run_rows = run_rows  # type: ignore[method-assign]
+
+
+def _before_rejection(fault: Any) -> None:
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    stock = RejectionSampler._verify
+
+    @wraps(stock)  # the plug-in looks at the signature
+    def verify(self: Any, logits: Any, draft_logits: Any, *args: Any) -> Any:
+        return stock(self, *fault(logits, draft_logits), *args)
+
+    RejectionSampler._verify = verify  # type: ignore[method-assign]
+
+
+def draft_law_of_another_token() -> None:
+    """Drafts that were drawn are verified with the probabilities of their neighbours in the vocabulary."""
+    _before_rejection(lambda logits, draft_logits: (logits, draft_logits.roll(1, dims=-1)))
+
+
+def mask_target_to_what_is_drafted() -> None:
+    """The target may only say what the drafter could have said."""
+
+    def fault(logits: Any, draft_logits: Any) -> Any:
+        never = draft_logits.isneginf().all(dim=1).all(dim=0)
+        return logits.masked_fill(never, -float("inf")), draft_logits
+
+    _before_rejection(fault)
+
+
+def shrink_drafters_cache() -> None:
+    """To what one request of full length needs."""
+    import vllm_specext.engine.own_cache as own_cache
+
+    own_cache.SHARE = 0
 
 
 def record_drafter(method: str, path: str) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import ROUND, Result, moa, tree
+from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
 from tests.engine.test_swift import swift
+from tests.engine.workload import FOREIGN_BPE, FOREIGN_BYTES
 
 Engines = Callable[..., Result]
 
@@ -37,12 +39,21 @@ def two_ranks(engines: Engines) -> Iterator[Engines]:
 
 @pytest.mark.parametrize(
     "llm",
-    [tree(24, 4), moa(24, 4), swift()],
-    ids=["griffin", "moa", "swift"],
+    [tree(24, 4), moa(24, 4), swift(), foreign("slem", FOREIGN_BPE)],
+    ids=["griffin", "moa", "swift", "slem"],
 )
 def test_two_ranks_give_the_tokens_of_plain_decoding(two_ranks: Engines, llm: dict[str, Any]) -> None:
     result = two_ranks(llm)
     assert differing(result, two_ranks({})) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
+
+
+def test_two_ranks_draw_the_same_drafts(two_ranks: Engines) -> None:
+    """Otherwise they would verify different ones, and part ways."""
+    result, plain = two_ranks(foreign("slrs", FOREIGN_BYTES)), two_ranks({})
+    greedy = {index for index, request in enumerate(ASKED[0]) if request["sampling"]["temperature"] == 0}
+    assert len(greedy) >= 3
+    assert greedy.isdisjoint(differing(result, plain))
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
 
 

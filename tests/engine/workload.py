@@ -11,6 +11,8 @@ DEMO = Path(__file__).parents[2] / "vllm_specext" / "demo"
 TARGET = DEMO / "models" / "target"
 GRIFFIN = DEMO / "models" / "griffin"
 MOA = DEMO / "models" / "moa"
+FOREIGN_BPE = DEMO / "models" / "foreign_bpe"
+FOREIGN_BYTES = DEMO / "models" / "foreign_bytes"
 DRAFTS = 4
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}

@@ -1,6 +1,7 @@
 """The bundled models are sound, small, fit each other, and the target's greedy output is mostly not a loop."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,15 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import vllm_specext.demo
+from vllm_specext.demo.foreign_acceptance import bits_per_byte, byte_lengths, matched
+from vllm_specext.demo.foreign_tokens import MARKERS, encode, in_own_markers, token_bytes
 from vllm_specext.demo.loops import is_loop
 from vllm_specext.demo.run import PROMPTS
 from vllm_specext.methods.griffin import checkpoint as griffin
 from vllm_specext.methods.moa import checkpoint as moa
 
 MODELS = Path(vllm_specext.demo.__file__).parent / "models"
+FOREIGN = ("foreign_bpe", "foreign_bytes")
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +27,18 @@ def target() -> LlamaForCausalLM:
 
 def test_all_bundled_files_together_are_small() -> None:
     sizes = [path.stat().st_size for path in MODELS.rglob("*") if path.is_file()]
-    assert 5e6 < sum(sizes) < 24e6
+    assert 5e6 < sum(sizes) < 40e6
     assert max(sizes) < 16e6
 
 
 @pytest.mark.parametrize("drafter", ["griffin", "moa"])
 def test_a_drafter_is_less_than_eight_megabytes(drafter: str) -> None:
     assert 1e6 < sum(path.stat().st_size for path in (MODELS / drafter).iterdir()) < 8e6
+
+
+@pytest.mark.parametrize("drafter", FOREIGN)
+def test_a_drafter_with_its_own_vocabulary_is_less_than_three_megabytes(drafter: str) -> None:
+    assert 1e6 < sum(path.stat().st_size for path in (MODELS / drafter).iterdir()) < 2.9e6
 
 
 def test_the_griffin_drafter_fits_the_target_and_holds_its_embedding(target: LlamaForCausalLM) -> None:
@@ -74,3 +83,67 @@ def test_the_chat_template_marks_turns_with_single_tokens() -> None:
     assert [tokenizer.convert_tokens_to_ids(mark) in ids for mark in ("<|user|>", "<|end|>", "<|assistant|>")] == [
         True
     ] * 3
+
+
+@pytest.mark.parametrize("drafter", FOREIGN)
+@torch.no_grad()
+def test_a_drafter_with_its_own_vocabulary_has_learned_the_text(drafter: str) -> None:
+    model = LlamaForCausalLM.from_pretrained(MODELS / drafter, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / drafter)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert len(tokenizer) <= model.config.vocab_size
+    assert tokenizer.model_max_length == model.config.max_position_embeddings
+    assert model.config.eos_token_id == tokenizer.convert_tokens_to_ids(["</s>", "</turn>"])
+    text = "".join(row["text"] for row in json.loads(PROMPTS.read_text(encoding="utf-8")))
+    ids = torch.tensor(encode(tokenizer, [text])[0][:2048]).view(4, -1)
+    lengths = byte_lengths(tokenizer)
+    uniform = math.log2(len(tokenizer)) * ids[:, 1:].numel() / float(lengths[ids[:, 1:]].sum())
+    assert bits_per_byte(model, ids, lengths) < min(2.8, 0.6 * uniform)
+
+
+@pytest.mark.parametrize("drafter", FOREIGN)
+def test_the_two_vocabularies_share_bytes_but_neither_ids_nor_spellings_of_markers(drafter: str) -> None:
+    target, tokenizer = (AutoTokenizer.from_pretrained(MODELS / name) for name in ("target", drafter))
+    for theirs, own in MARKERS.items():
+        assert target.convert_tokens_to_ids(theirs) != tokenizer.convert_tokens_to_ids(own)
+        assert own not in target.get_vocab()
+        assert theirs not in tokenizer.get_vocab()
+    ordinary, others = set(token_bytes(tokenizer)) - spelled_markers(), set(token_bytes(target)) - spelled_markers()
+    assert len(ordinary) == len(tokenizer) - 4
+    shared = len(ordinary & others)
+    if drafter == "foreign_bytes":
+        assert [token_bytes(tokenizer)[byte] for byte in range(256)] == [bytes([byte]) for byte in range(256)]
+        assert shared == 256
+    else:
+        assert 0.5 * len(ordinary) < shared < 0.95 * len(ordinary)
+
+
+@pytest.mark.parametrize("drafter", FOREIGN)
+def test_a_text_survives_a_foreign_tokenizer(drafter: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / drafter)
+    text = "def f(x_1):\r\n\treturn  12.5  # h\u00e9llo \u4e16\u754c \U0001f600 e\u0301\u00a0\n\n"
+    ids = encode(tokenizer, [text])[0]
+    assert b"".join(token_bytes(tokenizer)[token] for token in ids) == text.encode()
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("drafter", FOREIGN)
+def test_a_conversation_has_the_same_turns_in_both_spellings(drafter: str) -> None:
+    target, tokenizer = (AutoTokenizer.from_pretrained(MODELS / name) for name in ("target", drafter))
+    turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    theirs, own = (
+        t.apply_chat_template(turns, add_generation_prompt=True, tokenize=False) for t in (target, tokenizer)
+    )
+    assert own == in_own_markers(theirs) != theirs
+    ids = tokenizer(own)["input_ids"]
+    assert sum(token in tokenizer.all_special_ids for token in ids) == 7
+
+
+def test_a_target_token_is_accepted_when_all_its_bytes_are_drafted() -> None:
+    assert matched(b"return x", [b"return", b" x", b"y"]) == 2
+    assert matched(b"retur", [b"return"]) == 0
+    assert matched(b"", [b"a"]) == 0
+
+
+def spelled_markers() -> set[bytes]:
+    return {marker.encode() for marker in MARKERS.values()}

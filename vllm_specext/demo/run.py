@@ -19,13 +19,26 @@ from typing import Any
 from openai import OpenAI
 
 from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, MOA_TREE, SWIFT, TARGET, Server
+from vllm_specext.demo.server import (
+    GRIFFIN_CHAIN,
+    GRIFFIN_TREE,
+    MOA_TREE,
+    SLEM,
+    SLRS,
+    SWIFT,
+    TARGET,
+    TLI,
+    Server,
+)
 
 CONFIGURATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("griffin-chain", GRIFFIN_CHAIN),
     ("griffin-tree", GRIFFIN_TREE),
     ("moa-tree", MOA_TREE),
     ("swift", SWIFT),
+    ("slem", SLEM),
+    ("tli", TLI),
+    ("slrs", SLRS),
 )
 """Rows after ``plain``: name and ``--speculative-config``."""
 PROMPTS = Path(__file__).parent / "prompts.json"

@@ -52,6 +52,15 @@ SWIFT: dict[str, Any] = {
 }
 """For a small target, of which no draft is sure: chains go on for longer than by default. The search ends within the
 demonstration, and drafts go on where they lose, to be seen."""
+SLEM: dict[str, Any] = {
+    "method": "slem",
+    "model": str(MODELS / "foreign_bpe"),
+    "num_speculative_tokens": 4,
+    "draft_confidence": 0.2,
+}
+"""Of a small drafter, which is hardly ever sure: drafts go on for longer than by default."""
+TLI: dict[str, Any] = {"method": "tli", "model": str(MODELS / "foreign_bpe"), "num_speculative_tokens": 4}
+SLRS: dict[str, Any] = {"method": "slrs", "model": str(MODELS / "foreign_bytes"), "num_speculative_tokens": 2}
 START_TIMEOUT = 900.0
 """Seconds until a server that still loads is given up; one takes 20 to 60."""
 

@@ -54,16 +54,17 @@ def target_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
 
 
 class Windows:
-    """Random windows of ``SEQUENCE + 1`` tokens, the same for the same seed."""
+    """Random windows of ``length + 1`` tokens, the same for the same seed."""
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, path: Path, seed: int, length: int = SEQUENCE) -> None:
         self.ids = np.load(path, mmap_mode="r")
+        self.length = length
         self.random = np.random.default_rng(seed)
 
     def batch(self, size: int) -> Tensor:
-        """``[size, SEQUENCE + 1]`` int64."""
-        starts = self.random.integers(0, len(self.ids) - SEQUENCE - 1, size)
-        return torch.from_numpy(np.stack([self.ids[s : s + SEQUENCE + 1] for s in starts]).astype(np.int64))
+        """``[size, length + 1]`` int64."""
+        starts = self.random.integers(0, len(self.ids) - self.length - 1, size)
+        return torch.from_numpy(np.stack([self.ids[s : s + self.length + 1] for s in starts]).astype(np.int64))
 
 
 def optimizers(model: nn.Module, rate: float = 1.0) -> list[torch.optim.Optimizer]:
@@ -75,8 +76,8 @@ def optimizers(model: nn.Module, rate: float = 1.0) -> list[torch.optim.Optimize
     ]
 
 
-def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+def next_token_loss(model: nn.Module, ids: Tensor, bfloat16: bool = True) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
         logits = model(ids[:, :-1]).logits
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 

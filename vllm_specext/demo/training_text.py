@@ -28,12 +28,16 @@ def windows(path: Path, count: int, length: int, seed: int) -> Tensor:
 
 
 def training_rows(target: LlamaForCausalLM, work: Path, texts: int, continuations: int) -> list[Tensor]:
-    """``texts`` windows of the corpus, and the target's ``continuations`` of such windows' beginnings, up to a loop."""
-    corpus = work / "train.npy"
-    own = _kept_continuations(target, windows(corpus, continuations, PROMPT, seed=1), LENGTH - PROMPT, work)
+    """``texts`` windows of the corpus, and `own_rows`."""
+    return [*windows(work / "train.npy", texts, LENGTH, seed=2), *own_rows(target, work, continuations, seed=1)]
+
+
+def own_rows(target: LlamaForCausalLM, work: Path, count: int, seed: int) -> list[Tensor]:
+    """The target's ``count`` continuations of the beginnings of windows of the corpus, up to a loop."""
+    own = _kept_continuations(target, windows(work / "train.npy", count, PROMPT, seed), LENGTH - PROMPT, work)
     kept = [PROMPT + before_loop(row[PROMPT:].tolist()) for row in own]
     print(f"{sum(kept) - PROMPT * len(kept)} tokens of {own[:, PROMPT:].numel()} are not loops", flush=True)
-    return [*windows(corpus, texts, LENGTH, seed=2), *(row[:n] for row, n in zip(own, kept, strict=True))]
+    return [row[:n] for row, n in zip(own, kept, strict=True)]
 
 
 def held_out_rows(target: LlamaForCausalLM, work: Path) -> dict[str, Tensor]:

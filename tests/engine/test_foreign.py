@@ -1,0 +1,125 @@
+"""Drafters with a foreign tokenizer on the real engine: the tokens of plain decoding where drafts are deterministic,
+its law where they are drawn."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import ROUND, TIGHT, Result
+from tests.engine.test_lossless import ASKED, differing
+from tests.engine.workload import FOREIGN_BPE, FOREIGN_BYTES
+
+Engines = Callable[..., Result]
+
+
+def foreign(method: str, drafter: Path, **own: Any) -> dict[str, Any]:
+    return {"speculative_config": {"method": method, "model": str(drafter)} | own}
+
+
+@pytest.fixture(scope="module")
+def plain(engines: Engines) -> Result:
+    return engines({})
+
+
+def accepted(result: Result) -> float:
+    return float(result["counters"]["vllm:spec_decode_num_accepted_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("method", "drafter"),
+    [("slem", FOREIGN_BPE), pytest.param("slem", FOREIGN_BYTES, marks=pytest.mark.extended), ("tli", FOREIGN_BPE)],
+    ids=["slem-bpe", "slem-bytes", "tli"],
+)
+def test_deterministic_drafts_give_the_tokens_of_plain_decoding(
+    engines: Engines, plain: Result, method: str, drafter: Path
+) -> None:
+    result = engines(foreign(method, drafter))
+    assert differing(result, plain) == []
+    assert accepted(result) > 100
+
+
+def test_nor_are_tokens_changed_by_a_short_context_and_a_small_cache(
+    engines: Engines, plain: Result, tmp_path: Path
+) -> None:
+    """Preempted and asynchronous, while the drafter's cache holds one request and some outgrow its context."""
+    short = Path(shutil.copytree(FOREIGN_BPE, tmp_path / "short"))
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
+    result = engines(foreign("slem", short) | TIGHT, keep_async=True, sabotage="shrink_drafters_cache")
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:num_preemptions"] > 0
+    assert accepted(result) > 20
+
+
+def test_believing_every_draft_is_noticed(engines: Engines, plain: Result) -> None:
+    assert differing(engines(foreign("slem", FOREIGN_BPE), sabotage="accept_every_draft"), plain) != []
+
+
+DRAWN = {
+    "tli": foreign("tli", FOREIGN_BPE, draft_sample_method="probabilistic"),
+    "slrs": foreign("slrs", FOREIGN_BYTES),
+}
+REFUSED = {"min_p", "logit_bias"}
+
+
+@pytest.mark.parametrize("method", DRAWN)
+def test_greedy_requests_have_the_tokens_of_plain_decoding_where_drafts_are_drawn(
+    engines: Engines, plain: Result, method: str
+) -> None:
+    served = [index for index, request in enumerate(ASKED) if not REFUSED & request["sampling"].keys()]
+    result = engines(DRAWN[method], rounds=[[ASKED[index] for index in served]])
+    same = [{"outputs": [plain["outputs"][index] for index in served]}]
+    greedy = {place for place, index in enumerate(served) if ASKED[index]["sampling"]["temperature"] == 0}
+    assert len(greedy) > 12
+    assert greedy.isdisjoint(differing(result, same[0]))
+    assert accepted(result) > 50
+
+
+SAMPLES = 800
+SAMPLED = {"temperature": 1.0, "max_tokens": 2, "ignore_eos": True}
+ONE_PROMPT = [{"ids": ROUND[6]["ids"][:24], "sampling": SAMPLED | {"seed": seed}} for seed in range(SAMPLES)]
+MANY = {"max_num_seqs": 64}
+LIKELY = 8
+
+
+def tokens(result: Result) -> Counter[int]:
+    """Second ones, which are the first to be verified."""
+    return Counter(output["ids"][1] for output in result["outputs"])
+
+
+def distance(one: Result, plain: Result) -> float:
+    """Total variation of the likeliest tokens and the rest; about 0.05 between two samples of one law."""
+    other = tokens(plain)
+    likely = [token for token, _ in other.most_common(LIKELY)]
+    shares = [[counts[token] / SAMPLES for token in likely] for counts in (tokens(one), other)]
+    ours, theirs = ([*own, 1 - sum(own)] for own in shares)
+    return sum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / 2
+
+
+@pytest.fixture(scope="module")
+def law(engines: Engines) -> Result:
+    return engines(MANY, rounds=[ONE_PROMPT])
+
+
+def drawn_once(engines: Engines, method: str, **switches: Any) -> Result:
+    config = DRAWN[method]["speculative_config"] | {"num_speculative_tokens": 1}
+    return engines(MANY | {"speculative_config": config}, rounds=[ONE_PROMPT], **switches)
+
+
+@pytest.mark.parametrize("method", DRAWN)
+def test_drawn_drafts_leave_the_law_of_the_tokens_as_it_is(engines: Engines, law: Result, method: str) -> None:
+    result = drawn_once(engines, method)
+    assert accepted(result) > SAMPLES / 10
+    assert distance(result, law) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("method", "fault"), [("tli", "mask_target_to_what_is_drafted"), ("slrs", "draft_law_of_another_token")]
+)
+def test_another_law_is_noticed(engines: Engines, law: Result, method: str, fault: str) -> None:
+    assert distance(drawn_once(engines, method, sabotage=fault), law) > 0.12
