@@ -22,7 +22,7 @@ KEYS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a greedy law": (SLRS | {"draft_sample_method": "greedy"}, ["'draft_sample_method' is unknown for method 'slrs'"]),
     "many words": (
         SLRS | {"model": "WIDE"},
-        ["method 'slrs' is for drafters that write bytes or at most 4096 tokens", "5000", "use 'slem'"],
+        ["method 'slrs' is for drafters that write bytes or at most 4096 tokens", "4996", "use 'slem'"],
     ),
     "none in common": (TLI | {"model": "STRANGE"}, ["shares no token with the target", "use 'slem'"]),
     "no tokenizer": (SLEM | {"model": "MUTE"}, ["tokenizer of", "cannot be loaded"]),
