@@ -93,7 +93,7 @@ def tokens(result: Result) -> Counter[int]:
 
 
 def distance(one: Result, plain: Result) -> float:
-    """Total variation of the likeliest tokens and the rest; about 0.05 between two samples of one law."""
+    """Total variation of the likeliest tokens and the rest; below 0.05 between two samples of one law."""
     other = tokens(plain)
     likely = [token for token, _ in other.most_common(LIKELY)]
     shares = [[counts[token] / SAMPLES for token in likely] for counts in (tokens(one), other)]
@@ -115,11 +115,11 @@ def drawn_once(engines: Engines, method: str, **switches: Any) -> Result:
 def test_drawn_drafts_leave_the_law_of_the_tokens_as_it_is(engines: Engines, law: Result, method: str) -> None:
     result = drawn_once(engines, method)
     assert accepted(result) > SAMPLES / 10
-    assert distance(result, law) < 0.06
+    assert distance(result, law) < 0.05
 
 
 @pytest.mark.parametrize(
     ("method", "fault"), [("tli", "mask_target_to_what_is_drafted"), ("slrs", "draft_law_of_another_token")]
 )
 def test_another_law_is_noticed(engines: Engines, law: Result, method: str, fault: str) -> None:
-    assert distance(drawn_once(engines, method, sabotage=fault), law) > 0.12
+    assert distance(drawn_once(engines, method, sabotage=fault), law) > 0.07
