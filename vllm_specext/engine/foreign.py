@@ -3,8 +3,9 @@
 The drafter reads the same text in tokens of its own. After a step the text's new end is taken to the host, each
 request's bridge (``methods/foreign_vocab/bridge.py``) turns it into the drafter's tokens, the drafter reads those that
 its cache does not hold, and a method drafts from there. This waits for the device once a step, because text is on the
-host; a method may wait more often. A request is drafted nothing while the drafter has not read all of its text (a long prompt takes several steps),
-where the text is longer than the drafter's context, and where the drafter's cache has no room for it.
+host; a method may wait more often. A request is drafted nothing while the drafter has not read all of its text (a long
+prompt takes several steps), where the text is longer than the drafter's context, and where the drafter's cache has no
+room for it.
 Shapes: ``R`` requests of the step, ``A`` of them active (drafted for), ``K`` drafted tokens, ``d`` hidden size.
 """
 
