@@ -17,9 +17,8 @@ def shared_tokens(
     called. Markers are shared in no other case.
     """
     target_end, drafter_end = _ends(target, target_ends), _ends(drafter, drafter_ends)
-    by_bytes = _lowest_ids(target, target_end)
-    mine = _lowest_ids(drafter, drafter_end)
-    pairs = {d: by_bytes[text] for text, d in mine.items() if text in by_bytes}
+    theirs, mine = _lowest_ids(target, target_end), _lowest_ids(drafter, drafter_end)
+    pairs = {mine[text]: theirs[text] for text in mine.keys() & theirs.keys()}
     if target_end and drafter_end:
         pairs[min(drafter_end)] = min(target_end)
     return dict(sorted(pairs.items()))
@@ -35,9 +34,12 @@ def _ends(vocabulary: Sequence[bytes | None], ends: Iterable[int]) -> set[int]:
     return {end for end in ends if 0 <= end < len(vocabulary)}
 
 
-def _lowest_ids(vocabulary: Sequence[bytes | None], ends: Collection[int]) -> dict[bytes, int]:
-    found: dict[bytes, int] = {}
-    for token, text in enumerate(vocabulary):
-        if text and token not in ends:
-            found.setdefault(text, token)
+def _lowest_ids(vocabulary: Sequence[bytes | None], ends: Collection[int]) -> dict[bytes | None, int]:
+    ordinary = list(vocabulary)
+    for end in ends:
+        ordinary[end] = None
+    # The last of those with the same bytes counts, so the lowest goes last.
+    found = dict(zip(reversed(ordinary), reversed(range(len(ordinary))), strict=True))
+    found.pop(None, None)
+    found.pop(b"", None)
     return found

@@ -86,4 +86,4 @@ def advise(drafter: Vocabulary, found: Comparison) -> list[Advice]:
 
 def _size(vocabulary: Vocabulary) -> int:
     """Tokens that could be shared: different texts, and one end."""
-    return len({text for text in vocabulary.token_bytes if text}) + bool(vocabulary.ends)
+    return len(set(vocabulary.token_bytes) - {None, b""}) + bool(vocabulary.ends)

@@ -14,13 +14,15 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES = {ord(character): chr(byte) for character, byte in _byte_alphabet().items()}
-_NO_BYTES = dict.fromkeys(_BYTES)
+# Characters below U+0100 that spell no byte become some that Latin-1 has not.
+_TABLE = dict.fromkeys(range(0x100), "\uffff") | _BYTES
 
 
 def from_byte_level(token: str) -> bytes:
-    if token.translate(_NO_BYTES):
+    try:
+        return token.translate(_TABLE).encode("latin-1")
+    except UnicodeEncodeError:
         return token.encode()  # what the byte-level decoder does too
-    return token.translate(_BYTES).encode("latin-1")
 
 
 def from_pieces(token: str) -> bytes:
