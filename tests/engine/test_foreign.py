@@ -56,6 +56,14 @@ def test_nor_are_tokens_changed_by_a_short_context_and_a_small_cache(
     assert accepted(result) > 20
 
 
+@pytest.mark.extended
+def test_compiled_drafters_give_the_tokens_of_compiled_plain_decoding(engines: Engines) -> None:
+    compiled = {"enforce_eager": False}
+    result = engines(foreign("slem", FOREIGN_BPE) | compiled)
+    assert differing(result, engines(compiled)) == []
+    assert accepted(result) > 100
+
+
 def test_believing_every_draft_is_noticed(engines: Engines, plain: Result) -> None:
     assert differing(engines(foreign("slem", FOREIGN_BPE), sabotage="accept_every_draft"), plain) != []
 
