@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from vllm_specext.cli import bench
 from vllm_specext.cli.demo import demo
 from vllm_specext.cli.doctor import doctor
 from vllm_specext.cli.methods import methods
@@ -33,6 +34,7 @@ app.command()(doctor)
 app.command()(methods)
 app.command()(pair)
 app.command()(swift)
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

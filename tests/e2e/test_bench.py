@@ -1,0 +1,96 @@
+"""``vllm-specext bench`` as a user calls it: its figures hold together, within the time that is promised."""
+
+import csv
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_specext.demo.server import GRIFFIN_TREE, Server
+
+COMMAND = [sys.executable, "-m", "vllm_specext", "bench"]
+QUICK_SECONDS = 600
+
+
+def bench(*arguments: str, output: Path) -> dict[str, Any]:
+    """What the JSON says, after a look at the other files."""
+    done = subprocess.run([*COMMAND, *arguments, "--output", str(output)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return checked(arguments[0], output)
+
+
+def checked(name: str, output: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((output / f"{name}.json").read_text())
+    with (output / f"{name}.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(results["rows"])
+    pictures = list(output.glob("*.png"))
+    assert pictures
+    page = (output / f"{name}.md").read_text()
+    assert all(f"({picture.name})" in page for picture in pictures)
+    assert all(row["identical"] for row in results["rows"])
+    return results
+
+
+@pytest.mark.slow
+def test_a_sweep_compares_a_tree_with_plain_decoding_and_ngram(tmp_path: Path) -> None:
+    small = ("--rounds", "1", "--concurrency", "2", "--tokens", "24", "--prompts-per-task", "2")
+    config = f"tree={json.dumps(GRIFFIN_TREE)}"
+    rows = bench("sweep", *small, "--config", config, "--nodes", "8", "--nodes", "24", output=tmp_path)["rows"]
+    found = {(row["method"], row["num_speculative_tokens"]): row for row in rows}
+    assert list(found) == [("plain", None), ("ngram", 4), ("tree", 8), ("tree", 24)]
+    assert "spec_decode_num_drafts" not in found["plain", None]
+    for nodes in (8, 24):
+        row = found["tree", nodes]
+        # The context's end cuts a draft, nothing makes it larger.
+        assert 0.8 * nodes < row["spec_decode_draft_tokens"] / row["spec_decode_num_drafts"] <= nodes
+        assert row["spec_decode_acceptance_length"] > 2
+        assert len(row["spec_decode_per_position_acceptance_rates"]) == GRIFFIN_TREE["tree_depth"]
+    assert found["tree", 8]["spec_decode_acceptance_length"] <= found["tree", 24]["spec_decode_acceptance_length"] + 0.3
+
+
+@pytest.mark.slow
+def test_running_servers_are_driven_by_vllm_bench_serve(unused: Server, griffin: Server, tmp_path: Path) -> None:
+    urls = ("--url", f"plain={unused.url}", "--url", f"griffin={griffin.url}")
+    rates = ("--request-rate", "2", "--request-rate", "inf")
+    small = ("--tokens", "16", "--prompts-per-task", "2")
+    rows = bench("serve", *urls, *rates, *small, output=tmp_path)["rows"]
+    assert {(row["method"], row["request_rate"]) for row in rows} == {
+        (name, rate) for name in ("plain", "griffin") for rate in (2.0, "inf")
+    }
+    (drafted,) = (row for row in rows if (row["method"], row["request_rate"]) == ("griffin", "inf"))
+    assert drafted["spec_decode_acceptance_length"] > 1.5
+    assert drafted["speedup"] > 0
+    kept = list((tmp_path / "vllm").glob("*.json"))
+    assert len(kept) == 4
+    assert all("generated_texts" in json.loads(path.read_text()) for path in kept)
+
+
+@pytest.mark.extended
+def test_latency_starts_its_own_servers(tmp_path: Path) -> None:
+    small = ("--rounds", "1", "--tokens", "16", "--prompts-per-task", "1")
+    rows = bench("latency", *small, "--config", f"tree={json.dumps(GRIFFIN_TREE)}", output=tmp_path)["rows"]
+    assert [row["method"] for row in rows] == ["plain", "ngram", "tree"]
+    for row in rows:
+        assert 0 < row["median_ttft_ms"] < row["median_e2el_ms"]
+
+
+@pytest.mark.extended
+def test_the_quick_sweep_ends_within_ten_minutes(tmp_path: Path) -> None:
+    first, *rest = shlex.split("vllm-specext bench sweep --quick --output results")
+    begun = time.monotonic()
+    subprocess.run([Path(sys.executable).with_name(first), *rest], cwd=tmp_path, check=True)
+    assert time.monotonic() - begun < QUICK_SECONDS
+    rows = checked("sweep", tmp_path / "results")["rows"]
+    assert {"plain", "ngram", "griffin-chain", "griffin-tree", "moa-tree"} <= {row["method"] for row in rows}
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {
+        "sweep.json",
+        "sweep.csv",
+        "sweep.md",
+        "sweep-speedup-by-concurrency.png",
+        "sweep-by-depth.png",
+    }

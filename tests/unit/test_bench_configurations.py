@@ -1,0 +1,89 @@
+"""Which rows a benchmark has, and which configurations are refused before anything is loaded."""
+
+import json
+
+import pytest
+
+from vllm_specext.bench.configurations import NGRAM, PLAIN, Configuration, check_nodes, chosen
+from vllm_specext.demo.run import CONFIGURATIONS
+from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SWIFT
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.options import parse
+from vllm_specext.registry import METHODS
+
+
+def names(found: list[Configuration]) -> list[str]:
+    return [each.name for each in found]
+
+
+def test_the_demonstrations_rows_follow_plain_and_ngram_when_nothing_is_given() -> None:
+    assert names(chosen(None, [], None, False)) == [PLAIN, "ngram", *(name for name, _ in CONFIGURATIONS)]
+    quick = names(chosen(None, [], None, True))
+    assert quick[:2] == [PLAIN, "ngram"]
+    assert {"griffin-chain", "griffin-tree", "moa-tree", "swift", "slem"} == set(quick[2:])
+
+
+def test_plain_and_ngram_are_there_whatever_is_given() -> None:
+    found = chosen("model", [f"mine={json.dumps(GRIFFIN_CHAIN)}"], "drafter", False)
+    assert names(found) == [PLAIN, "ngram", "eagle", "mine"]
+    assert [each.speculative for each in found[:2]] == [None, NGRAM]
+    assert found[2].speculative == {"method": "eagle", "model": "drafter", "num_speculative_tokens": 4}
+    assert names(chosen("model", [], None, False)) == [PLAIN, "ngram"]
+
+
+def test_an_eagle_3_drafter_is_known_by_its_name() -> None:
+    (eagle,) = (each for each in chosen("model", [], "org/EAGLE3-Llama", False) if each.name == "eagle")
+    assert eagle.speculative is not None
+    assert eagle.speculative["method"] == "eagle3"
+
+
+def test_the_users_ngram_replaces_ours() -> None:
+    own = {"method": "ngram", "num_speculative_tokens": 7}
+    found = chosen("model", [f"ngram={json.dumps(own)}"], None, False)
+    assert names(found) == [PLAIN, "ngram"]
+    assert found[1].speculative == own
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["tree"], "must be a name"),
+        (["tree={"], "must be a name"),
+        (['={"method": "ngram"}'], "must be a name"),
+        (["tree=[]"], "must be a name"),
+        (['tree={"model": "x"}'], "with a method"),
+        (['a/b={"method": "ngram"}'], "no slash"),
+        (['plain={"method": "ngram"}'], "already"),
+        (['a={"method": "ngram"}', 'a={"method": "ngram"}'], "already"),
+        (['a={"method": "griffin", "model": "x", "tree_deepth": 3}'], "'tree_deepth' is unknown"),
+        (['a={"method": "griffin"}'], "'model' is missing"),
+    ],
+)
+def test_bad_configurations_are_refused_in_one_sentence(given: list[str], said: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        chosen("model", given, None, False)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_only_trees_have_a_number_of_nodes_to_choose() -> None:
+    trees = {"tree": GRIFFIN_TREE, "swift": SWIFT, "chain": GRIFFIN_CHAIN, "slem": SLEM, "ngram": NGRAM, "plain": None}
+    assert [name for name, own in trees.items() if Configuration(name, own).grows_trees] == ["tree"]
+
+
+def test_a_chosen_number_of_nodes_holds_under_any_load_and_is_valid() -> None:
+    found = Configuration("tree", GRIFFIN_TREE).with_nodes(8).speculative
+    assert found is not None
+    assert found["num_speculative_tokens"] == 8
+    ((first, last, nodes),) = found["num_speculative_tokens_per_batch_size"]
+    assert (first, nodes) == (1, 8)
+    assert last > 4096
+    parse(METHODS["griffin"].options, found)
+    assert found["tree_depth"] == GRIFFIN_TREE["tree_depth"]
+
+
+@pytest.mark.parametrize(("nodes", "said"), [([0], "1 to 256"), ([8, 1000], "is 1000"), ([8], "no configuration")])
+def test_nodes_that_cannot_be_are_refused(nodes: list[int], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        check_nodes([Configuration(PLAIN), Configuration("chain", GRIFFIN_CHAIN)], nodes)
+    check_nodes([Configuration("tree", GRIFFIN_TREE)], [8, 24])

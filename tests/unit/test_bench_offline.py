@@ -1,0 +1,226 @@
+"""How engines are compared: turns beside plain decoding, every size on one engine, loops left out."""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_specext.bench import engines, offline
+from vllm_specext.bench.configurations import Configuration
+from vllm_specext.bench.engines import Engine, vllm_arguments
+from vllm_specext.bench.prompts import Prompt
+from vllm_specext.bench.turns import Answer, Turn
+from vllm_specext.bench.workload import Asked, Workload, that_fit, without_loops
+from vllm_specext.demo.run import Speculation
+from vllm_specext.demo.server import GRIFFIN_TREE
+from vllm_specext.errors import ConfigurationError
+
+LOOP = [1, 2, 3, 4] * 10
+VARIED = list(range(40))
+CONFIGURATIONS = [
+    Configuration("plain"),
+    Configuration("ngram", {"method": "ngram", "num_speculative_tokens": 4}),
+    Configuration("tree", GRIFFIN_TREE),
+]
+PROMPTS = [Prompt("code", "a"), Prompt("code", "loops"), Prompt("prose", "b"), Prompt("prose", "x" * 500)]
+
+
+class Quiet:
+    """Counts what a bar would show."""
+
+    def __init__(self) -> None:
+        self.total, self.done = 0, 0
+
+    def begin(self, total: int) -> None:
+        self.total = total
+
+    def doing(self, stage: str) -> None:
+        pass
+
+    def advance(self) -> None:
+        self.done += 1
+
+
+class Rendering:
+    def __init__(self, target: str) -> None:
+        pass
+
+    def text(self, prompt: Prompt) -> str:
+        return prompt.text
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        return [ord(char) for char in prompt.text]
+
+
+class Fake:
+    """Twice as fast as plain with drafts, and with a word of its own for one prompt if asked to be wrong."""
+
+    def __init__(self, configuration: Configuration, log: list[Any], wrong: bool) -> None:
+        self.name, self.log, self.wrong = configuration.name, log, wrong
+        self.facts = {"model_runner": "V2", "max_model_len": 100, "max_num_seqs": 16}
+        log.append(("loaded", configuration.name, configuration.speculative))
+
+    def turn(self, prompts: list[list[int]], tokens: int, concurrency: int, nodes: int | None = None) -> Turn:
+        texts = ["".join(map(chr, prompt)) for prompt in prompts]
+        self.log.append((self.name, texts, tokens, concurrency, nodes))
+        own = [LOOP if text == "loops" else VARIED for text in texts]
+        if self.wrong and self.name == "tree":
+            own[-1] = [*VARIED[:-1], 99]
+        drafted = Speculation() if self.name == "plain" else Speculation(10, 10 * (nodes or 4), (8, 4))
+        duration = 4.0 if self.name == "plain" else 2.0
+        return Turn(
+            [Answer(tokens, 0.1, 1.0, len(text)) for tokens, text in zip(own, texts, strict=True)], duration, drafted
+        )
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    return faked(monkeypatch, wrong=False)
+
+
+def faked(monkeypatch: pytest.MonkeyPatch, wrong: bool) -> list[Any]:
+    log: list[Any] = []
+
+    @contextmanager
+    def load(configuration: Configuration, workload: Workload, folder: Path) -> Iterator[Fake]:
+        yield Fake(configuration, log, wrong)
+        log.append(("ended", configuration.name))
+
+    monkeypatch.setattr(offline, "load", load)
+    monkeypatch.setattr(offline, "Rendering", Rendering)
+    return log
+
+
+def work(rounds: int = 2) -> Workload:
+    return Workload(None, CONFIGURATIONS, PROMPTS, tokens=40, rounds=rounds)
+
+
+def test_a_sweep_takes_turns_and_measures_every_size_on_one_engine(log: list[Any]) -> None:
+    progress: Any = Quiet()
+    results = offline.compare("sweep", work(), [1, 4], [8, 24], progress)
+    loaded = [entry[1] for entry in log if entry[0] == "loaded"]
+    assert loaded == ["plain", "ngram", "tree"]
+    (tree,) = (entry[2] for entry in log if entry[:2] == ("loaded", "tree"))
+    assert tree["num_speculative_tokens"] == 24
+    timed = [(entry[0], *entry[3:]) for entry in log if len(entry) == 5 and entry[3] in (1, 4)]
+    for concurrency in (1, 4):
+        of_ngram = [("plain", concurrency, None), ("ngram", concurrency, None)] * 2
+        of_tree = [("plain", concurrency, None), ("tree", concurrency, 8), ("tree", concurrency, 24)] * 2
+        assert [entry for entry in timed if entry[1] == concurrency] == of_ngram + of_tree
+    assert progress.done == progress.total == len(timed)
+    found = [(row["method"], row["num_speculative_tokens"], row["max_concurrency"]) for row in results.rows]
+    expected = [("plain", None), ("ngram", 4), ("tree", 8), ("tree", 24)]
+    assert sorted(found, key=str) == sorted(((*one, at_once) for one in expected for at_once in (1, 4)), key=str)
+    assert {row["speedup"] for row in results.rows if row["method"] != "plain"} == {2.0}
+    assert all(row["identical"] for row in results.rows)
+
+
+def test_loops_and_long_prompts_are_left_out_and_counted(log: list[Any]) -> None:
+    progress: Any = Quiet()
+    results = offline.compare("throughput", work(), [1], [], progress)
+    assert all(entry[1] == ["a", "b"] for entry in log if len(entry) == 5 and entry[3] == 1)
+    assert results.prompts == {
+        "counted": 2,
+        "left_out_as_too_long": 1,
+        "left_out_as_loops": 1,
+        "counted_by_task": {"code": 1, "prose": 1},
+    }
+
+
+def test_other_tokens_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    faked(monkeypatch, wrong=True)
+    progress: Any = Quiet()
+    rows = offline.compare("throughput", work(), [1], [], progress).rows
+    assert {row["method"]: row["identical"] for row in rows} == {"plain": True, "ngram": True, "tree": False}
+    rows = offline.acceptance(work(), progress).rows
+    assert {row["task"]: row["identical"] for row in rows if row["method"] == "tree"}["all"] is False
+
+
+def test_acceptance_has_a_row_for_each_task_and_one_for_all(log: list[Any]) -> None:
+    progress: Any = Quiet()
+    rows = offline.acceptance(work(), progress).rows
+    assert [(row["method"], row["task"]) for row in rows] == [
+        (name, task) for name in ("plain", "ngram", "tree") for task in ("code", "prose", "all")
+    ]
+    whole = rows[-1]
+    assert (whole["completed"], whole["spec_decode_num_drafts"]) == (2, 20)
+    assert whole["spec_decode_acceptance_length"] == 2.2
+    assert whole["nodes_per_verification"] == 4
+    assert progress.done == progress.total
+    # What is drafted may depend on the load, so only one request is asked at a time.
+    assert {entry[3] for entry in log if len(entry) == 5 and entry[0] == "tree"} == {1}
+
+
+def test_more_at_a_time_than_the_engine_runs_is_refused(log: list[Any]) -> None:
+    progress: Any = Quiet()
+    with pytest.raises(ConfigurationError, match="--concurrency is 32, but the engine runs at most 16"):
+        offline.compare("throughput", work(), [1, 32], [], progress)
+    assert progress.total == 0
+
+
+def test_a_run_without_a_prompt_that_counts_is_refused() -> None:
+    asked = [Asked("code", [1] * 90, "")]
+    with pytest.raises(ConfigurationError, match="there is room for 60 of the 100 tokens"):
+        that_fit(asked, 40, 100)
+    with pytest.raises(ConfigurationError, match="loops"):
+        without_loops(asked, [LOOP])
+
+
+# The process behind an engine.
+
+
+def process(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """``program`` in place of the engine's."""
+    real = engines.subprocess.Popen
+    monkeypatch.setattr(
+        engines.subprocess, "Popen", lambda command, **how: real([sys.executable, "-c", program], **how)
+    )
+
+
+def test_turns_come_back_from_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    turn = {
+        "answers": [{"tokens": [1, 2], "first_token": 0.5, "latency": 1.0, "prompt_tokens": 3}],
+        "duration": 1.5,
+        "speculation": {"verifications": 4, "nodes": 16, "accepted": [3, 1]},
+    }
+    process(
+        monkeypatch,
+        "import json, sys\n"
+        "assert '--model=here' in json.loads(input())['arguments']\n"
+        "print(json.dumps({'model_runner': 'V1', 'max_model_len': 9}), flush=True)\n"
+        f"for line in sys.stdin: assert json.loads(line)['concurrency'] == 4; print(json.dumps({turn}), flush=True)",
+    )
+    with Engine(CONFIGURATIONS[1], "here", [], tmp_path / "log") as engine:
+        assert engine.facts == {"model_runner": "V1", "max_model_len": 9}
+        for _ in range(2):
+            assert engine.turn([[1]], 8, 4) == Turn([Answer([1, 2], 0.5, 1.0, 3)], 1.5, Speculation(4, 16, (3, 1)))
+    assert engine.process.returncode == 0
+
+
+def test_a_process_that_ends_is_told_with_its_last_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    process(monkeypatch, "import sys; input(); sys.exit('out of memory')")
+    with (
+        pytest.raises(ConfigurationError, match=r"^the engine of tree ended\.\nout of memory$"),
+        Engine(CONFIGURATIONS[2], None, [], tmp_path / "log"),
+    ):
+        pass
+
+
+def test_what_the_engine_refuses_is_the_users_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    process(monkeypatch, "import json; input(); print(json.dumps({'error': 'a tree is too large.'}))")
+    with (
+        pytest.raises(ConfigurationError, match=r"^tree: a tree is too large\.$"),
+        Engine(CONFIGURATIONS[2], None, [], tmp_path / "log"),
+    ):
+        pass
+
+
+def test_the_users_arguments_come_last_and_the_bundled_ones_are_the_bundled_targets_alone() -> None:
+    assert vllm_arguments(None, ["--dtype=bfloat16"])[-1] == "--dtype=bfloat16"
+    assert any(re.match("--max-model-len", one) for one in vllm_arguments(None, []))
+    assert not any(re.match("--max-model-len|--dtype", one) for one in vllm_arguments("model", []))
+    assert "--no-enable-prefix-caching" in vllm_arguments("model", [])

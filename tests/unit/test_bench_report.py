@@ -1,0 +1,142 @@
+"""What a benchmark leaves behind: files that hold the same figures, pictures, and a page to be read first."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from vllm_specext.bench.configurations import NGRAM, PLAIN, Configuration
+from vllm_specext.bench.report import Results, described, header, labels, write
+from vllm_specext.bench.summary import cells, table
+from vllm_specext.bench.turns import Answer, Turn, summarised
+from vllm_specext.demo.run import Speculation
+from vllm_specext.demo.server import GRIFFIN_TREE, MODELS
+
+PROMPTS: dict[str, object] = {
+    "counted": 2,
+    "left_out_as_too_long": 0,
+    "left_out_as_loops": 3,
+    "counted_by_task": {"code": 1, "prose": 1},
+}
+
+
+def turns(*durations: float, drafts: Speculation = Speculation()) -> list[Turn]:  # noqa: B008  # a frozen value
+    return [Turn([Answer(list(range(10)), 0.1, 1.0, 5)], duration, drafts) for duration in durations]
+
+
+def sweep() -> Results:
+    drafts = Speculation(10, 80, (8, 4, 0, 0))
+    rows = []
+    for at_once in (1, 4):
+        own = {"max_concurrency": at_once}
+        plain = turns(4, 5)
+        rows.append({**described(Configuration(PLAIN), "V1"), **own, **summarised(plain, plain)})
+        rows.append({**described(Configuration("ngram", NGRAM), "V1"), **own, **summarised(turns(3, 9), plain)})
+        for nodes in (8, 24):
+            facts = described(Configuration("tree", GRIFFIN_TREE), "V2", nodes=nodes)
+            rows.append({**facts, **own, **summarised(turns(2, 2, drafts=drafts), plain)})
+    return Results("sweep", PROMPTS, rows)
+
+
+def by_rate() -> Results:
+    rows = []
+    for name, quicker in (("plain", 1.0), ("tree", 0.5)):
+        for rate in (1.0, "inf"):
+            latencies = {
+                f"{kind}_{key}_ms": 100 * quicker for key in ("ttft", "tpot", "e2el") for kind in ("median", "p99")
+            }
+            config = Configuration(name, GRIFFIN_TREE if name == "tree" else None)
+            rows.append({**described(config, None), "request_rate": rate, "identical": True, **latencies})
+    return Results("serve", PROMPTS, rows)
+
+
+def written(results: Results, folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in write(results, header(None, [], 48), folder)}
+
+
+def test_json_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
+    results = sweep()
+    files = written(results, tmp_path / "new" / "folder")
+    everything = json.loads(files["sweep.json"].read_text())
+    assert everything["rows"] == results.rows
+    assert {"date", "command", "vllm", "torch", "vllm_specext", "machine", "device", "target"} <= set(everything)
+    with files["sweep.csv"].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(results.rows)
+    for flat, row in zip(rows, results.rows, strict=True):
+        assert float(flat["speedup"]) == row["speedup"]
+        assert flat["identical"] == "yes"
+    assert rows[2]["spec_decode_per_position_acceptance_rates"] == "0.8 0.4 0.0 0.0"
+    assert rows[0]["spec_decode_acceptance_length"] == ""
+
+
+def test_bundled_models_are_named_without_their_place(tmp_path: Path) -> None:
+    files = written(sweep(), tmp_path)
+    assert "bundled:griffin" in files["sweep.json"].read_text()
+    assert all(str(MODELS) not in files[name].read_text() for name in ("sweep.json", "sweep.csv", "sweep.md"))
+
+
+@pytest.mark.parametrize(
+    ("results", "pictures"),
+    [
+        (sweep(), {"sweep-speedup-by-concurrency.png", "sweep-by-depth.png"}),
+        (Results("latency", PROMPTS, sweep().rows[:4]), {"latency.png", "latency-speedup-by-concurrency.png"}),
+        (by_rate(), {"serve-latency-by-request-rate.png"}),
+    ],
+    ids=["sweep", "latency", "serve"],
+)
+def test_pictures_are_drawn_and_the_summary_shows_them(results: Results, pictures: set[str], tmp_path: Path) -> None:
+    files = written(results, tmp_path)
+    assert pictures <= set(files)
+    page = files[f"{results.name}.md"].read_text()
+    for name in files:
+        if name.endswith(".png"):
+            assert files[name].read_bytes().startswith(b"\x89PNG")
+            assert f"({name})" in page
+
+
+def test_acceptance_is_drawn_by_task_and_by_depth(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    for task in ("code", "prose", "all"):
+        facts = described(Configuration("tree", GRIFFIN_TREE), "V2", task=task)
+        rates = {"spec_decode_acceptance_length": 2.2, "spec_decode_per_position_acceptance_rates": [0.8, 0.4]}
+        rows.append({**facts, "max_concurrency": 1, "identical": True, **rates})
+    files = written(Results("acceptance", PROMPTS, rows), tmp_path)
+    assert {"acceptance-by-task.png", "acceptance-by-depth.png"} <= set(files)
+
+
+def test_the_summary_says_what_was_left_out_and_shows_the_spread(tmp_path: Path) -> None:
+    page = written(sweep(), tmp_path)["sweep.md"].read_text()
+    assert "1 of code, 1 of prose; 3 left out because the plain answer goes round in circles" in page
+    assert "too_long" not in page
+    assert "do not fit" not in page
+    assert "0.56-1.33" in page
+    assert "speed divided by that of plain decoding measured in turns with it" in page
+
+
+def test_a_row_with_other_tokens_says_no_and_sizes_are_told_apart() -> None:
+    results = sweep()
+    results.rows[2]["identical"] = False
+    titles, lines = cells(results.rows)
+    assert [line[0] for line in lines][:4] == ["plain", "ngram", "tree, 8 nodes", "tree, 24 nodes"]
+    assert [line[titles.index("same tokens")] for line in lines][:4] == ["yes", "yes", "NO", "yes"]
+    assert "task" not in titles
+    assert labels(results.rows)[0] == "plain"
+
+
+@pytest.mark.parametrize("results", [sweep(), by_rate()], ids=["sweep", "serve"])
+def test_the_table_fits_a_terminal(results: Results) -> None:
+    for row in results.rows:
+        row["method"] = row["method"].replace("tree", "griffin-tree")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table(results))
+    lines = console.export_text().splitlines()
+    assert not any("…" in line for line in lines)
+    wanted = (
+        "griffin-tree, 24 nodes 1 yes 2.25 2.00-2.50 5.0 2.20" if results.name == "sweep" else "griffin-tree 1.0 yes"
+    )
+    assert any(" ".join(line.split()).startswith(wanted) for line in lines)

@@ -1,0 +1,180 @@
+"""What is told to ``vllm bench serve``, what is made of its JSON, and what the command line refuses."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_specext.bench import serving, vllm_bench
+from vllm_specext.bench.configurations import NGRAM, Configuration
+from vllm_specext.bench.prompts import Prompt
+from vllm_specext.bench.servers import Model, model_of
+from vllm_specext.bench.workload import Asked, Workload
+from vllm_specext.cli import main
+from vllm_specext.errors import ConfigurationError
+
+command_line = import_module("vllm_specext.cli.bench")
+
+
+def run_of(**more: Any) -> dict[str, Any]:
+    """As ``vllm bench serve`` writes it."""
+    own = {"num_prompts": 2, "completed": 2, "failed": 0, "request_rate": 4.0, "median_e2el_ms": 100.0}
+    return own | {"generated_texts": ["a", "b"], "ttfts": [0.1, 0.2], "errors": ["", ""]} | more
+
+
+def test_vllms_keys_stay_and_numbers_are_medians_of_the_rounds() -> None:
+    own = [run_of(median_e2el_ms=ms, median_ttft_ms=ms / 10) for ms in (50.0, 40.0, 100.0)]
+    plain = [run_of(), run_of(), run_of()]
+    row = serving.of_runs(own, plain)
+    assert (row["median_e2el_ms"], row["median_ttft_ms"], row["request_rate"]) == (50.0, 5.0, 4.0)
+    assert (row["speedup_lowest"], row["speedup"], row["speedup_highest"]) == (1.0, 2.0, 2.5)
+    assert row["identical"] is True
+    assert not set(vllm_bench.LISTS) & set(row)
+
+
+def test_another_text_is_not_identical_and_without_plain_nothing_is_said() -> None:
+    assert serving.of_runs([run_of(generated_texts=["a", "c"])], [run_of()])["identical"] is False
+    assert not {"identical", "speedup"} & set(serving.of_runs([run_of()], None))
+
+
+def test_the_prompts_are_asked_greedily_in_their_order(tmp_path: Path) -> None:
+    given = vllm_bench.arguments("http://x", "m", "t", tmp_path / "p.jsonl", 3, 48, 2.5, tmp_path / "r.json")
+    assert {"--temperature=0", "--disable-shuffle", "--request-rate=2.5", "--num-prompts=3"} <= set(given)
+    assert {f"--result-dir={tmp_path}", "--result-filename=r.json", "--custom-output-len=48", "--num-warmups=4"} <= set(
+        given
+    )
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a fake of the command writes and ends with."""
+    does: dict[str, Any] = {"result": run_of(), "status": 0}
+
+    def run(command: list[str], **how: Any) -> Any:
+        if does["result"] is not None:
+            Path(command[-1]).write_text(json.dumps(does["result"]))
+        return subprocess.CompletedProcess(command, does["status"], "", "no such model")
+
+    monkeypatch.setattr(vllm_bench.subprocess, "run", run)
+    return does
+
+
+def test_its_json_is_read(vllm: dict[str, Any], tmp_path: Path) -> None:
+    assert vllm_bench.run([str(tmp_path / "r.json")], tmp_path / "r.json") == run_of()
+
+
+def test_a_run_that_fails_is_told(vllm: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(run_of()))  # of an earlier run
+    vllm |= {"result": None, "status": 1}
+    with pytest.raises(ConfigurationError, match=r"ended with status 1\.\nno such model"):
+        vllm_bench.run([str(path)], path)
+    vllm |= {"result": run_of(failed=1, errors=["", "Bad Request"]), "status": 0}
+    with pytest.raises(ConfigurationError, match="1 of 2 requests failed: Bad Request"):
+        vllm_bench.run([str(path)], path)
+
+
+class Quiet:
+    """Counts what a bar would show."""
+
+    def __init__(self) -> None:
+        self.total, self.done = 0, 0
+
+    def begin(self, total: int) -> None:
+        self.total = total
+
+    def doing(self, stage: str) -> None:
+        pass
+
+    def advance(self) -> None:
+        self.done += 1
+
+
+def test_servers_take_turns_with_plain_at_every_rate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log: list[tuple[str, str]] = []
+
+    @contextmanager
+    def started(configuration: Configuration, *of: Any) -> Iterator[Any]:
+        log.append(("started", configuration.name))
+        yield SimpleNamespace(url=f"http://{configuration.name}", model_runner="V1")
+        log.append(("ended", configuration.name))
+
+    def run(given: list[str], result: Path) -> dict[str, Any]:
+        (url,) = (one.removeprefix("--base-url=http://") for one in given if one.startswith("--base-url="))
+        (rate,) = (one.removeprefix("--request-rate=") for one in given if one.startswith("--request-rate="))
+        log.append((url, rate))
+        assert result not in results
+        results.append(result)
+        return run_of(request_rate=float(rate), median_e2el_ms=100.0 if url == "plain" else 80.0)
+
+    results: list[Path] = []
+    monkeypatch.setattr(serving, "started", started)
+    monkeypatch.setattr(vllm_bench, "run", run)
+    monkeypatch.setattr(serving, "model_of", lambda url: Model("m", "bundled", 100))
+    monkeypatch.setattr(serving, "in_ids", lambda work, model: [Asked("code", [1], "a")])
+    configurations = [Configuration("plain"), Configuration("ngram", NGRAM), Configuration("other", NGRAM)]
+    work = Workload(None, configurations, [Prompt("code", "a")], tokens=8, rounds=2)
+    progress: Any = Quiet()
+    rows = serving.serve(work, [1.0, 4.0], tmp_path, progress).rows
+    assert log[0] == ("started", "plain")
+    assert log[-1] == ("ended", "plain")
+    for name in ("ngram", "other"):
+        own = log[log.index(("started", name)) + 1 : log.index(("ended", name))]
+        assert own == [(one, rate) for rate in ("1.0", "4.0") for _ in range(2) for one in ("plain", name)]
+    assert progress.done == progress.total == len(results)
+    found = {(row["method"], row["request_rate"]): row["speedup"] for row in rows}
+    assert found == {("plain", rate): 1.0 for rate in (1.0, 4.0)} | {
+        (name, rate): 1.25 for name in ("ngram", "other") for rate in (1.0, 4.0)
+    }
+
+
+def test_an_address_without_a_server_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"no vLLM server answers at http://127\.0\.0\.1:9"):
+        model_of("http://127.0.0.1:9")
+
+
+def test_addresses_have_names() -> None:
+    assert command_line.read_urls(["plain=http://a:8000/v1", "tree=https://b/"]) == {
+        "plain": "http://a:8000",
+        "tree": "https://b",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["sweep", "--config", "tree"], "--config is 'tree'"),
+        (["sweep", "--prompts", "nowhere.json"], "nowhere.json"),
+        (["sweep", "--nodes", "0"], "--nodes is 0"),
+        (["sweep", "--target", "x", "--nodes", "8"], "no configuration drafts trees"),
+        (["serve", "--request-rate", "0"], "--request-rate is 0"),
+        (["serve", "--url", "localhost:8000"], "--url is 'localhost:8000'"),
+        (["serve", "--url", "a=http://x", "--eagle", "y"], "--url measures servers that are running"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence_before_anything_is_loaded(
+    given: list[str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from vllm_specext.bench import offline
+
+    monkeypatch.setattr(offline, "load", lambda *of: pytest.fail("an engine was loaded"))
+    monkeypatch.setattr(sys, "argv", ["vllm-specext", "bench", *given, "--output", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert str(ended.value).startswith("error: ")
+    assert said in str(ended.value)
+    assert "\n" not in str(ended.value)
+
+
+def test_what_is_not_installed_is_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command_line, "find_spec", lambda name: None if name == "matplotlib" else object())
+    monkeypatch.setattr(sys, "argv", ["vllm-specext", "bench", "sweep", "--output", str(tmp_path)])
+    with pytest.raises(SystemExit, match="bench needs matplotlib, which is not installed: pip install"):
+        main()

@@ -1,0 +1,106 @@
+"""What is compared: names, and the ``--speculative-config`` behind each. Plain decoding comes first and vLLM's own
+ngram second, whatever the user names."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm_specext.demo.run import CONFIGURATIONS
+from vllm_specext.demo.server import TARGET
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.options import MAX_DRAFT_TOKENS, DrafterOptions, parse
+from vllm_specext.registry import METHODS
+
+PLAIN = "plain"
+NGRAM: dict[str, Any] = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 2,
+}
+"""vLLM's own, with drafts as long as the bundled chains'."""
+EAGLE_TOKENS = 4
+QUICK = ("griffin-chain", "griffin-tree", "moa-tree", "swift", "slem")
+"""Of the demonstration's. Each costs the start of an engine; TLI and SLRS are left to full runs."""
+ANY_LOAD = 1 << 20
+"""End of a schedule that holds for any number of running requests."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """``speculative`` is the ``--speculative-config``, ``None`` for plain decoding."""
+
+    name: str
+    speculative: dict[str, Any] | None = None
+
+    @property
+    def grows_trees(self) -> bool:
+        """Whether a drafter of its own grows trees for it, whose size is for the user to choose. The length of SWIFT's
+        drafts follows from how sure it is."""
+        if self.speculative is None or self.speculative["method"] not in METHODS:
+            return False
+        options = parse(METHODS[self.speculative["method"]].options, self.speculative)
+        return isinstance(options, DrafterOptions) and options.tree is not None
+
+    def with_nodes(self, nodes: int) -> "Configuration":
+        """The same with trees of ``nodes`` under any load."""
+        own = {
+            "num_speculative_tokens": nodes,
+            "num_speculative_tokens_per_batch_size": [[1, ANY_LOAD, nodes]],
+        }
+        return replace(self, speculative=(self.speculative or {}) | own)
+
+
+def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: bool) -> list[Configuration]:
+    """``plain``, ``ngram``, ``eagle`` if there is a drafter for it, then each ``NAME=JSON`` of ``given``, or the
+    demonstration's where neither a target nor a configuration is given. One named ``ngram`` replaces this one."""
+    found: dict[str, dict[str, Any] | None] = {PLAIN: None, "ngram": NGRAM}
+    if eagle is not None:
+        found["eagle"] = eagle_config(eagle)
+    own: dict[str, dict[str, Any]] = {}
+    for text in given:
+        name, config = read(text)
+        if name in own or name == PLAIN or (name == "eagle" and eagle is not None):
+            raise ConfigurationError(f"--config names {name!r}, but there is a row of that name already.")
+        own[name] = config
+    if not own and target is None:
+        own = {name: config for name, config in CONFIGURATIONS if not quick or name in QUICK}
+    return [Configuration(name, config) for name, config in (found | own).items()]
+
+
+def eagle_config(drafter: str) -> dict[str, Any]:
+    """EAGLE-3 where the drafter's name says so, as in vLLM."""
+    method = "eagle3" if "eagle3" in drafter.lower() else "eagle"
+    return {"method": method, "model": drafter, "num_speculative_tokens": EAGLE_TOKENS}
+
+
+def read(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and configuration of ``NAME=JSON``, checked as far as that can be done without loading anything."""
+    name, equals, rest = text.partition("=")
+    try:
+        config = json.loads(rest)
+    except ValueError:
+        config = None
+    if not (equals and name) or not isinstance(config, dict) or not isinstance(config.get("method"), str):
+        raise ConfigurationError(
+            f'--config is {text!r}, but must be a name, "=" and JSON with a method, '
+            """such as tree='{"method": "griffin", "model": "FOLDER"}'."""
+        )
+    if set(name) & set("/\\"):
+        raise ConfigurationError(f"--config names {name!r}, but a name also names files, so it has no slash.")
+    if config["method"] in METHODS:
+        parse(METHODS[config["method"]].options, config)
+    return name, config
+
+
+def check_nodes(configurations: Sequence[Configuration], nodes: Sequence[int]) -> None:
+    """Refuse numbers of ``nodes`` that cannot be, or that no configuration has a use for."""
+    if bad := [number for number in nodes if not 1 <= number <= MAX_DRAFT_TOKENS]:
+        raise ConfigurationError(f"--nodes is {bad[0]}, but a tree has 1 to {MAX_DRAFT_TOKENS} nodes.")
+    if nodes and not any(each.grows_trees for each in configurations):
+        raise ConfigurationError("--nodes sets the size of draft trees, but no configuration drafts trees.")
+
+
+def served(target: str | None) -> str:
+    return target or str(TARGET)

@@ -1,0 +1,154 @@
+"""``acceptance``, ``throughput`` and ``sweep``: engines, one beside plain decoding at a time, in turns with it."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_specext.bench.configurations import Configuration, check_nodes, served
+from vllm_specext.bench.counters import vllm_keys
+from vllm_specext.bench.engines import Engine
+from vllm_specext.bench.progress import Progress
+from vllm_specext.bench.prompts import Rendering
+from vllm_specext.bench.report import Results, Row, described
+from vllm_specext.bench.turns import Turn, summarised
+from vllm_specext.bench.workload import Asked, Workload, that_fit, told, without_loops
+from vllm_specext.demo.run import Speculation
+from vllm_specext.errors import ConfigurationError
+
+AT_ONCE = 16
+"""Prompts asked at a time where neither time nor what is drafted counts."""
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Started:
+    """Plain decoding, up and warm, the prompts that count, and where other engines log."""
+
+    plain: Engine
+    asked: list[Asked]
+    prompts: dict[str, object]
+    folder: Path
+
+
+def acceptance(workload: Workload, progress: Progress) -> Results:
+    """Per method and task, one request at a time, because what is drafted may depend on the load."""
+    with started(workload, progress) as run:
+        tasks = {task: [one.ids for one in run.asked if one.task == task] for task in (one.task for one in run.asked)}
+        progress.begin(len(workload.configurations) * len(tasks))
+
+        def answers(engine: Engine) -> dict[str, Turn]:
+            progress.doing(f"{engine.name}: asking")
+            turns = {}
+            for task, ids in tasks.items():
+                turns[task] = engine.turn(ids, workload.tokens, 1)
+                progress.advance()
+            return turns
+
+        plain = answers(run.plain)
+        rows = acceptance_rows(workload.plain, run.plain, plain, plain)
+        for configuration in workload.others:
+            progress.doing(f"{configuration.name}: loading")
+            with load(configuration, workload, run.folder) as engine:
+                rows += acceptance_rows(configuration, engine, answers(engine), plain)
+    return Results("acceptance", run.prompts, rows)
+
+
+def acceptance_rows(
+    configuration: Configuration, engine: Engine, own: dict[str, Turn], plain: dict[str, Turn]
+) -> list[dict[str, Any]]:
+    """One for each task and one for ``all``."""
+    rows = []
+    for task, of in [*((task, [task]) for task in own), ("all", list(own))]:
+        drafted = sum((own[one].speculation for one in of), Speculation())
+        rows.append(
+            {
+                **described(configuration, engine.facts["model_runner"], task=task),
+                "max_concurrency": 1,
+                "identical": all(own[one].tokens == plain[one].tokens for one in of),
+                "completed": sum(len(own[one].answers) for one in of),
+                "nodes_per_verification": drafted.per_verification(drafted.nodes),
+                **vllm_keys(drafted),
+            }
+        )
+    return rows
+
+
+def compare(
+    name: str, workload: Workload, concurrencies: Sequence[int], nodes: Sequence[int], progress: Progress
+) -> Results:
+    """Every configuration at every concurrency and, where it drafts trees, with each number of ``nodes``."""
+    check_nodes(workload.configurations, nodes)
+    sizes: dict[str, list[int | None]] = {
+        each.name: [*nodes] if nodes and each.grows_trees else [None] for each in workload.others
+    }
+    with started(workload, progress) as run:
+        if (most := max(concurrencies)) > (room := run.plain.facts["max_num_seqs"]):
+            raise ConfigurationError(
+                f"--concurrency is {most}, but the engine runs at most {room} requests at a time: allow more "
+                f"behind --, with --max-num-seqs {most}."
+            )
+        progress.begin(workload.rounds * len(concurrencies) * sum(1 + len(own) for own in sizes.values()))
+        rows: list[Row] = []
+        seen: dict[int, list[Turn]] = {concurrency: [] for concurrency in concurrencies}
+        for configuration in workload.others:
+            own = sizes[configuration.name]
+            loaded = configuration if own == [None] else configuration.with_nodes(max(nodes))
+            progress.doing(f"{configuration.name}: loading")
+            with load(loaded, workload, run.folder) as engine:
+                engine.turn([one.ids for one in run.asked], WARM_UP_TOKENS, AT_ONCE)
+                of_sizes: dict[int | None, list[Row]] = {size: [] for size in own}
+                for concurrency in concurrencies:
+                    progress.doing(f"{configuration.name} and plain: {concurrency} at a time")
+                    plain, turns = in_turns(run, engine, workload, concurrency, own, progress)
+                    seen[concurrency] += plain
+                    for size, each in turns.items():
+                        facts = described(configuration, engine.facts["model_runner"], nodes=size)
+                        of_sizes[size].append({**facts, "max_concurrency": concurrency, **summarised(each, plain)})
+                rows += [row for of_size in of_sizes.values() for row in of_size]
+        facts = described(workload.plain, run.plain.facts["model_runner"])
+        first = [{**facts, "max_concurrency": at_once, **summarised(each, each)} for at_once, each in seen.items()]
+    return Results(name, run.prompts, first + rows)
+
+
+def in_turns(
+    run: Started,
+    engine: Engine,
+    workload: Workload,
+    concurrency: int,
+    sizes: Sequence[int | None],
+    progress: Progress,
+) -> tuple[list[Turn], dict[int | None, list[Turn]]]:
+    """The turns of plain decoding and, by size, those of ``engine``, as many as there are rounds."""
+    ids = [one.ids for one in run.asked]
+    plain: list[Turn] = []
+    own: dict[int | None, list[Turn]] = {size: [] for size in sizes}
+    for _ in range(workload.rounds):
+        plain.append(run.plain.turn(ids, workload.tokens, concurrency))
+        progress.advance()
+        for size, turns in own.items():
+            turns.append(engine.turn(ids, workload.tokens, concurrency, size))
+            progress.advance()
+    return plain, own
+
+
+@contextmanager
+def started(workload: Workload, progress: Progress) -> Iterator[Started]:
+    progress.doing("plain: loading")
+    rendering = Rendering(served(workload.target))
+    asked = [Asked(prompt.task, rendering.ids(prompt), rendering.text(prompt)) for prompt in workload.prompts]
+    with (
+        tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as folder,
+        load(workload.plain, workload, Path(folder)) as plain,
+    ):
+        fitting = that_fit(asked, workload.tokens, plain.facts["max_model_len"])
+        progress.doing("plain: looking for loops")
+        answers = plain.turn([one.ids for one in fitting], workload.tokens, AT_ONCE)
+        kept = without_loops(fitting, answers.tokens)
+        yield Started(plain, kept, told(workload.prompts, fitting, kept), Path(folder))
+
+
+def load(configuration: Configuration, workload: Workload, folder: Path) -> Engine:
+    return Engine(configuration, workload.target, workload.arguments, folder / f"{configuration.name}.log")

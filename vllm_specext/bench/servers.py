@@ -1,0 +1,83 @@
+"""Servers that are measured: those that a run starts, and those that the user has running."""
+
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from openai import OpenAI
+
+from vllm_specext.bench.configurations import Configuration, served
+from vllm_specext.bench.counters import speculation
+from vllm_specext.bench.engines import vllm_arguments
+from vllm_specext.bench.turns import Answer, Turn
+from vllm_specext.demo.server import Server
+from vllm_specext.errors import ConfigurationError
+
+V2_IN_LOG = "Using V2 Model Runner"
+
+
+class OwnServer(Server):
+    """``vllm-specext serve`` with a configuration, on the bundled target or the user's."""
+
+    def __init__(self, configuration: Configuration, target: str | None, arguments: Sequence[str], log: Path) -> None:
+        super().__init__(log)
+        self.command = [sys.executable, "-m", "vllm_specext", "serve", served(target)]
+        self.command += ["--host=127.0.0.1", f"--port={self.port}", *vllm_arguments(target, arguments)]
+        if configuration.speculative is not None:
+            self.command.append(f"--speculative-config={json.dumps(configuration.speculative)}")
+
+    @property
+    def model_runner(self) -> str:
+        return "V2" if V2_IN_LOG in self.log.read_text(errors="replace") else "V1"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a server says of its model: the name to ask for, where it came from, and how long a sequence may be."""
+
+    name: str
+    root: str
+    max_model_len: int
+
+
+def model_of(url: str) -> Model:
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+            first = json.load(answer)["data"][0]
+        return Model(first["id"], first["root"], first["max_model_len"])
+    except (urllib.error.URLError, OSError, ValueError, KeyError, IndexError) as error:
+        raise ConfigurationError(f"no vLLM server answers at {url} ({type(error).__name__}).") from None
+
+
+def turn(server: Server, model: Model, prompts: Sequence[list[int]], tokens: int) -> Turn:
+    """Greedy answers, one request at a time, streamed as a user would see them."""
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    before = speculation(server.samples())
+    begun = time.perf_counter()
+    answers = [ask(client, model.name, prompt, tokens) for prompt in prompts]
+    duration = time.perf_counter() - begun
+    return Turn(answers, duration, speculation(server.samples()) - before)
+
+
+def ask(client: OpenAI, model: str, prompt: list[int], tokens: int) -> Answer:
+    begun = time.perf_counter()
+    first = 0.0
+    received: list[int] = []
+    stream = client.completions.create(
+        model=model,
+        prompt=prompt,
+        max_tokens=tokens,
+        temperature=0,
+        stream=True,
+        extra_body={"return_token_ids": True},
+    )
+    for chunk in stream:
+        if chunk.choices and (ids := chunk.choices[0].token_ids):  # type: ignore[attr-defined]  # vLLM's addition
+            first = first or time.perf_counter() - begun
+            received += ids
+    return Answer(received, first, time.perf_counter() - begun, len(prompt))

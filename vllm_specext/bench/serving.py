@@ -1,0 +1,164 @@
+"""``latency`` and ``serve``: servers, one beside plain decoding at a time, in turns with it."""
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vllm_specext.bench import vllm_bench
+from vllm_specext.bench.configurations import PLAIN, Configuration
+from vllm_specext.bench.progress import Progress
+from vllm_specext.bench.prompts import Rendering
+from vllm_specext.bench.report import Results, Row, described, placeless
+from vllm_specext.bench.servers import Model, OwnServer, model_of, turn
+from vllm_specext.bench.turns import Turn, summarised
+from vllm_specext.bench.workload import Asked, Workload, that_fit, told, without_loops
+from vllm_specext.demo.run import SETTLING_SECONDS
+
+Runs = list[dict[str, Any]]
+
+
+def latency(workload: Workload, progress: Progress) -> Results:
+    """One request at a time, streamed."""
+    with tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as name:
+        folder = Path(name)
+        with started(workload.plain, workload, folder, progress) as plain_server:
+            model = model_of(plain_server.url)
+            asked = in_ids(workload, model)
+            progress.doing("plain: looking for loops")
+            reference = turn(plain_server, model, [one.ids for one in asked], workload.tokens)
+            kept = without_loops(asked, reference.tokens)
+            ids = [one.ids for one in kept]
+            progress.begin(2 * workload.rounds * len(workload.others))
+            rows: list[Row] = []
+            all_plain: list[Turn] = []
+            for configuration in workload.others:
+                with started(configuration, workload, folder, progress) as server:
+                    turn(server, model, ids[:1], workload.tokens)
+                    progress.doing(f"{configuration.name} and plain: one at a time")
+                    turns: dict[OwnServer, list[Turn]] = {plain_server: [], server: []}
+                    for _ in range(workload.rounds):
+                        for each, own in turns.items():
+                            time.sleep(SETTLING_SECONDS)
+                            own.append(turn(each, model, ids, workload.tokens))
+                            progress.advance()
+                    facts = {**described(configuration, server.model_runner), "max_concurrency": 1}
+                    rows.append({**facts, **summarised(turns[server], turns[plain_server])})
+                    all_plain += turns[plain_server]
+            facts = {**described(workload.plain, plain_server.model_runner), "max_concurrency": 1}
+            rows.insert(0, {**facts, **summarised(all_plain, all_plain)})
+    return Results("latency", told(workload.prompts, asked, kept), rows)
+
+
+def serve(workload: Workload, rates: Sequence[float], folder: Path, progress: Progress) -> Results:
+    """``vllm bench serve`` at every rate against servers of our own; its JSON stays in ``folder``."""
+    with tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as name:
+        logs = Path(name)
+        with started(workload.plain, workload, logs, progress) as plain_server:
+            load = Load(workload, plain_server.url, logs / "prompts.jsonl", folder, progress)
+            progress.begin(2 * workload.rounds * len(rates) * len(workload.others))
+            rows: list[Row] = []
+            seen: dict[float, Runs] = {rate: [] for rate in rates}
+            for configuration in workload.others:
+                with started(configuration, workload, logs, progress) as server:
+                    urls = {PLAIN: plain_server.url, configuration.name: server.url}
+                    for rate in rates:
+                        runs = load.in_turns(urls, rate)
+                        facts = described(configuration, server.model_runner)
+                        rows.append({**facts, **of_runs(runs[configuration.name], runs[PLAIN])})
+                        seen[rate] += runs[PLAIN]
+            facts = described(workload.plain, plain_server.model_runner)
+            plain_rows = [{**facts, **of_runs(runs, runs)} for runs in seen.values()]
+    return Results("serve", load.prompts, plain_rows + rows)
+
+
+def serve_running(
+    workload: Workload, urls: dict[str, str], rates: Sequence[float], folder: Path, progress: Progress
+) -> Results:
+    """The same against servers that are up: names to addresses, ``plain`` among them for speed-ups."""
+    with tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as name:
+        load = Load(workload, next(iter(urls.values())), Path(name) / "prompts.jsonl", folder, progress)
+        progress.begin(workload.rounds * len(rates) * len(urls))
+        rows = []
+        for rate in rates:
+            runs = load.in_turns(urls, rate)
+            for server, own in runs.items():
+                facts = described(Configuration(server), None)
+                rows.append({**facts, **of_runs(own, runs.get(PLAIN))})
+    return Results("serve", load.prompts, rows)
+
+
+class Load:
+    """What ``vllm bench serve`` is told: the prompts that fit, as a file."""
+
+    def __init__(self, workload: Workload, url: str, file: Path, folder: Path, progress: Progress) -> None:
+        self.workload, self.file, self.folder, self.progress = workload, file, folder / "vllm", progress
+        self.folder.mkdir(parents=True, exist_ok=True)
+        model = model_of(url)
+        asked = in_ids(workload, model)
+        self.count = len(asked)
+        self.prompts = told(workload.prompts, asked, asked)
+        file.write_text("".join(json.dumps({"prompt": one.text}) + "\n" for one in asked), encoding="utf-8")
+
+    def in_turns(self, urls: dict[str, str], rate: float) -> dict[str, Runs]:
+        """The results at each of ``urls``, as many as there are rounds."""
+        runs: dict[str, Runs] = {name: [] for name in urls}
+        others = [name for name in urls if name != PLAIN]
+        for number in range(self.workload.rounds):
+            for name, url in urls.items():
+                self.progress.doing(f"{name}: vllm bench serve, {rate:g} requests per second")
+                # Plain decoding's belongs to the one that it was measured next to.
+                beside = f"-beside-{others[0]}" if name == PLAIN and others else ""
+                result = self.folder / f"{name}{beside}-rate-{rate:g}-round-{number + 1}.json"
+                model = model_of(url)
+                tokenizer = self.workload.target or model.root
+                given = vllm_bench.arguments(
+                    url, model.name, tokenizer, self.file, self.count, self.workload.tokens, rate, result
+                )
+                runs[name].append(vllm_bench.run(given, result))
+                self.progress.advance()
+        return runs
+
+
+def of_runs(own: Runs, plain: Runs | None) -> Row:
+    """vLLM's keys, numbers as the medians of the rounds, and the speed-up of the median time to an answer's end."""
+    row: Row = {key: value for key, value in own[0].items() if key not in vllm_bench.LISTS}
+    for key, value in row.items():
+        if isinstance(value, float):
+            row[key] = statistics.median(run[key] for run in own)
+        elif isinstance(value, str):
+            row[key] = placeless(value)
+    row["rounds"] = len(own)
+    if plain is None:
+        return row
+    key = "median_e2el_ms"
+    ratios = [other[key] / mine[key] for mine, other in zip(own, plain, strict=True)]
+    texts = "generated_texts"
+    return {
+        "identical": all(mine[texts] == other[texts] for mine, other in zip(own, plain, strict=True)),
+        "speedup": round(statistics.median(ratios), 3),
+        "speedup_lowest": round(min(ratios), 3),
+        "speedup_highest": round(max(ratios), 3),
+        **row,
+    }
+
+
+def in_ids(workload: Workload, model: Model) -> list[Asked]:
+    """The prompts that fit."""
+    rendering = Rendering(workload.target or model.root)
+    asked = [Asked(one.task, rendering.ids(one), rendering.text(one)) for one in workload.prompts]
+    return that_fit(asked, workload.tokens, model.max_model_len)
+
+
+@contextmanager
+def started(configuration: Configuration, workload: Workload, folder: Path, progress: Progress) -> Iterator[OwnServer]:
+    log = folder / f"{configuration.name}.log"
+    progress.doing(f"{configuration.name}: loading the server")
+    server = OwnServer(configuration, workload.target, workload.arguments, log)
+    with server:
+        server.start()
+        yield server

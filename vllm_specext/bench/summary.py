@@ -1,0 +1,117 @@
+"""Results as a table: in the terminal, and in Markdown with what was measured and how to read it."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from vllm_specext.bench.configurations import PLAIN
+from vllm_specext.bench.report import Results, Row, labels
+
+COLUMNS = (
+    ("request_rate", "requests/s", "{}"),
+    ("max_concurrency", "at a time", "{}"),
+    ("task", "task", "{}"),
+    ("identical", "same tokens", "{}"),
+    ("speedup", "speed-up", "{:.2f}"),
+    ("spread", "spread", "{}"),
+    ("output_throughput", "tokens/s", "{:.1f}"),
+    ("spec_decode_acceptance_length", "tokens per verification", "{:.2f}"),
+    ("nodes_per_verification", "drafted per verification", "{:.1f}"),
+    ("median_ttft_ms", "first token, ms", "{:.1f}"),
+    ("median_tpot_ms", "further token, ms", "{:.1f}"),
+    ("median_e2el_ms", "answer, ms", "{:.0f}"),
+    ("model_runner", "runner", "{}"),
+)
+"""Key, title and format; a column is left out where it would be empty or say the same everywhere."""
+LATENCIES = ("median_ttft_ms", "median_tpot_ms", "median_e2el_ms")
+BY_LATENCY = ("latency", "serve")
+MEANING = {
+    "same tokens": "whether every answer has exactly the tokens of plain decoding, greedily",
+    "speed-up": "speed divided by that of plain decoding measured in turns with it, the median of the rounds",
+    "spread": "the lowest and the highest of the rounds' speed-ups",
+    "tokens per verification": "tokens that a pass of the target gives: the accepted ones and its own",
+    "drafted per verification": "drafted tokens that a pass of the target checks (nodes of the tree)",
+    "first token, ms": "time to the first token, median",
+    "further token, ms": "time per token after the first, median",
+    "answer, ms": "time to the end of an answer, median",
+    "runner": "vLLM's model runner, which vLLM chooses; on a CPU without Triton it is V1 but for our methods",
+}
+SPEEDUP_OF_LATENCY = (
+    "the time to the end of an answer of plain decoding divided by this one's, the median of the rounds"
+)
+
+
+def cells(rows: Sequence[Row], without: Collection[str] = ()) -> tuple[list[str], list[list[str]]]:
+    """Titles and lines, but not of the keys ``without``."""
+    found = [line(row) for row in rows]
+    kept = [
+        (key, title)
+        for key, title, _ in COLUMNS
+        if key not in without
+        and any(one[key] for one in found)
+        and (key not in ("task", "max_concurrency") or varies(key, found))
+    ]
+    lines = [[name, *(one[key] for key, _ in kept)] for name, one in zip(labels(rows), found, strict=True)]
+    return ["method", *(title for _, title in kept)], lines
+
+
+def varies(key: str, lines: Sequence[dict[str, str]]) -> bool:
+    return len({one[key] for one in lines}) > 1
+
+
+def line(row: Row) -> dict[str, str]:
+    """Each column's text, empty where the row has nothing to say."""
+    known = dict(row)
+    if "speedup_lowest" in row and row["method"] != PLAIN:
+        known["spread"] = f"{row['speedup_lowest']:.2f}-{row['speedup_highest']:.2f}"
+    if (identical := row.get("identical")) is not None:
+        known["identical"] = "yes" if identical else "NO"
+    if drafts := row.get("spec_decode_num_drafts"):
+        known["nodes_per_verification"] = row["spec_decode_draft_tokens"] / drafts
+    return {key: "" if known.get(key) is None else shown.format(known[key]) for key, _, shown in COLUMNS}
+
+
+def table(results: Results) -> Table:
+    """What fits into a terminal; the page has the rest."""
+    by_latency = ("output_throughput", "spec_decode_acceptance_length", "max_concurrency")
+    left_out = ["nodes_per_verification", "model_runner", *(by_latency if results.name in BY_LATENCY else LATENCIES)]
+    titles, lines = cells(results.rows, left_out)
+    shown = Table(title=f"{results.name}: greedy, {results.prompts['counted']} prompts", box=SIMPLE_HEAD, padding=0)
+    for title, *column in zip(titles, *lines, strict=True):
+        width = max(map(len, [*title.split(), *column]))
+        shown.add_column(title, justify="left" if title in ("method", "task") else "right", width=width)
+    for one in lines:
+        shown.add_row(*("[red]NO[/red]" if cell == "NO" else cell for cell in one))
+    return shown
+
+
+def markdown(results: Results, head: dict[str, Any], pictures: dict[str, str]) -> str:
+    titles, lines = cells(results.rows)
+    meanings = MEANING | ({"speed-up": SPEEDUP_OF_LATENCY} if "request_rate" in results.rows[0] else {})
+    prompts = results.prompts
+    by_task = ", ".join(f"{count} of {task}" for task, count in prompts["counted_by_task"].items())  # type: ignore[attr-defined]
+    left_out = [
+        f"{prompts[key]} left out because {why}"
+        for key, why in (
+            ("left_out_as_loops", "the plain answer goes round in circles, which is easy to draft"),
+            ("left_out_as_too_long", "they do not fit into a sequence"),
+        )
+        if prompts.get(key)
+    ]
+    parts = [
+        f"# vllm-specext bench {results.name}",
+        f"Target `{head['target']}`, vLLM {head['vllm']}, vllm-specext {head['vllm_specext']}, torch {head['torch']}, "
+        f"device {head['device']}, {head['machine']}, {head['date']}.",
+        f"Prompts: {'; '.join([by_task, *left_out])}. Greedy answers of up to {head['max_tokens']} tokens.",
+        f"```\n{head['command']}\n```",
+        "\n".join(
+            ["| " + " | ".join(one) + " |" for one in (titles, ["---"] * len(titles), *lines)],
+        ),
+        "\n".join(f"* **{title}**: {meanings[title]}" for title in titles if title in meanings),
+        *(f"## {title}\n\n![{title}]({file})" for title, file in pictures.items()),
+        f"All figures are in `{results.name}.json` (with vLLM's names) and, a line per measurement, in "
+        f"`{results.name}.csv`.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"

