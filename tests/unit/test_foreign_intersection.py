@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.foreign_vocab.intersection import Intersection
 from vllm_specext.methods.foreign_vocab.overlap import coverage, shared_tokens
 
@@ -21,7 +20,7 @@ def draft_law(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def toy() -> Intersection:
-    return Intersection(TARGET, DRAFTER, **ENDS)
+    return Intersection(shared_tokens(TARGET, DRAFTER, **ENDS), len(TARGET))
 
 
 def random_logits(rows: int, size: int, seed: int) -> Tensor:
@@ -57,11 +56,6 @@ def test_ends_beyond_the_embedding_do_not_exist() -> None:
     shared = shared_tokens([b"x", None], [b"x", None], target_ends=[2, 1], drafter_ends=[1, -1])
     assert shared == {0: 0, 1: 1}
     assert shared_tokens([b"x"], [b"x", None], target_ends=[5], drafter_ends=[1]) == {0: 0}
-
-
-def test_vocabularies_without_common_text_are_refused_with_what_to_use_instead() -> None:
-    with pytest.raises(ConfigurationError, match=r"method 'tli' .* share none; use 'slem'"):
-        Intersection([b"x", None], [b"y", None], target_ends=[1], drafter_ends=[1])
 
 
 def test_coverage_counts_a_texts_tokens_that_can_be_drafted() -> None:

@@ -39,7 +39,7 @@ def test_the_log_names_special_tokens_without_a_counterpart(caplog: pytest.LogCa
     logger.addHandler(caplog.handler)
     try:
         with caplog.at_level(logging.INFO):
-            report(both, set(), is_shorter=True)
+            report(both, is_shorter=True)
     finally:
         logger.removeHandler(caplog.handler)
     (line,) = {message for message in caplog.messages if "no counterpart" in message}

@@ -7,13 +7,10 @@ the verification must be told. The target's law is never restricted. Rows, colum
 Shapes: ``R`` rows, ``I`` shared tokens, ``D`` and ``T`` the vocabularies.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.foreign_vocab.overlap import shared_tokens
 
 
 class Intersection:
@@ -22,26 +19,11 @@ class Intersection:
     target_ids: Tensor
     """``[I]`` int64: the target's id of each; no id twice."""
 
-    def __init__(
-        self,
-        target: Sequence[bytes | None],
-        drafter: Sequence[bytes | None],
-        *,
-        target_ends: Iterable[int],
-        drafter_ends: Iterable[int],
-        device: torch.device | str = "cpu",
-    ) -> None:
-        """Bytes of both vocabularies by id, ``None`` for markers, and the ids that end a text."""
-        drafter_ends = set(drafter_ends)
-        pairs = shared_tokens(target, drafter, target_ends=target_ends, drafter_ends=drafter_ends)
-        if not pairs.keys() - drafter_ends:
-            raise ConfigurationError(
-                "method 'tli' needs tokens that the target and the drafter share, and these two share none; use "
-                "'slem', which drafts with any vocabulary."
-            )
-        self.target_size = len(target)
-        self.kept = torch.tensor(list(pairs), dtype=torch.int64, device=device)
-        self.target_ids = torch.tensor(list(pairs.values()), dtype=torch.int64, device=device)
+    def __init__(self, shared: Mapping[int, int], target_size: int, device: torch.device | str = "cpu") -> None:
+        """``shared``: the drafter's id -> the target's, one or more, ascending by the drafter's."""
+        self.target_size = target_size
+        self.kept = torch.tensor(list(shared), dtype=torch.int64, device=device)
+        self.target_ids = torch.tensor(list(shared.values()), dtype=torch.int64, device=device)
 
     def prune(self, head: Tensor) -> Tensor:
         """The rows ``[I, ...]`` of a head's weight or bias ``[D, ...]``, as a copy: where a drafter's head is its

@@ -1,14 +1,14 @@
 """A target and a drafter with tokenizers of their own, as the methods for foreign vocabularies see them."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.foreign_vocab.bridge import Bridge
+from vllm_specext.methods.foreign_vocab.overlap import shared_tokens
 from vllm_specext.methods.foreign_vocab.roles import map_markers, opening
-from vllm_specext.methods.foreign_vocab.vocabulary import SAMPLES, Vocabulary, read_vocabulary
+from vllm_specext.methods.foreign_vocab.vocabulary import SAMPLES, Vocabulary, end_ids, read_vocabulary
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,16 @@ class Pairing:
 
     def bridge(self, lookbehind: int) -> Bridge:
         return Bridge(self.target, self.drafter, self.markers, lookbehind=lookbehind, opening=self.opening)
+
+    @cached_property
+    def shared(self) -> dict[int, int]:
+        """The drafter's id -> the target's, of the tokens that both have; ascending by the drafter's."""
+        return shared_tokens(
+            self.target.token_bytes,
+            self.drafter.token_bytes,
+            target_ends=self.target.ends,
+            drafter_ends=self.drafter.ends,
+        )
 
     @cached_property
     def draft_tokens_per_target_token(self) -> float:
@@ -75,7 +85,12 @@ def read_pairing(target: Any, drafter: Any) -> Pairing:
 
 
 def _read(model: Any, tokenizer: Any) -> Vocabulary:
-    return read_vocabulary(tokenizer, size=model.get_vocab_size(), ends=ends_of(model, tokenizer))
+    ends = end_ids(
+        (model.try_get_generation_config() or {}).get("eos_token_id"),
+        getattr(model.hf_text_config, "eos_token_id", None),
+        getattr(tokenizer, "eos_token_id", None),
+    )
+    return read_vocabulary(tokenizer, size=model.get_vocab_size(), ends=ends)
 
 
 def load_tokenizer(model: Any) -> Any:
@@ -89,13 +104,3 @@ def load_tokenizer(model: Any) -> Any:
             f"the tokenizer of {model.tokenizer!r} cannot be loaded ({type(error).__name__}); a drafter with a foreign "
             "vocabulary needs its tokenizer's files beside its weights."
         ) from None
-
-
-def ends_of(model: Any, tokenizer: Any) -> set[int]:
-    """Ids that end a text, as the generation configuration, the model's own and the tokenizer have them."""
-    given = (
-        (model.try_get_generation_config() or {}).get("eos_token_id"),
-        getattr(model.hf_text_config, "eos_token_id", None),
-        getattr(tokenizer, "eos_token_id", None),
-    )
-    return {id for ids in given if ids is not None for id in (ids if isinstance(ids, Iterable) else (ids,))}

@@ -5,7 +5,7 @@ from typing import Any
 from vllm.logger import init_logger
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.foreign_vocab.overlap import coverage, shared_tokens
+from vllm_specext.methods.foreign_vocab.overlap import coverage
 from vllm_specext.methods.foreign_vocab.pairing import Pairing, read_pairing
 from vllm_specext.methods.foreign_vocab.small_vocabulary import hopeless
 from vllm_specext.methods.foreign_vocab.vocabulary import SAMPLES
@@ -46,27 +46,21 @@ def check(options: ForeignOptions, config: Any) -> None:
     pairing = read_pairing(target, drafter)
     if options.method == "slrs" and (reason := hopeless(pairing.drafter.token_bytes)):
         raise ConfigurationError(f"speculative-config key 'model' is {options.model!r}: {reason}")
-    shared = shared_tokens(
-        pairing.target.token_bytes,
-        pairing.drafter.token_bytes,
-        target_ends=pairing.target.ends,
-        drafter_ends=pairing.drafter.ends,
-    )
-    if options.method == "tli" and not shared.keys() - pairing.drafter.ends:
+    if options.method == "tli" and not pairing.shared.keys() - pairing.drafter.ends:
         raise ConfigurationError(
             f"speculative-config key 'model' is {options.model!r}, which shares no token with the target, and 'tli' "
             "drafts from the shared ones; use 'slem', which drafts with any vocabulary."
         )
-    report(pairing, set(shared.values()), drafter.max_model_len < target.max_model_len)
+    report(pairing, drafter.max_model_len < target.max_model_len)
 
 
-def report(pairing: Pairing, shared: set[int], is_shorter: bool) -> None:
+def report(pairing: Pairing, is_shorter: bool) -> None:
     sample = [token for ids in pairing.target.encode_batch(SAMPLES) for token in ids]
     logger.info_once(
         "The drafter's tokenizer shares %d tokens with the target's, %.0f%% of sample text; %.2f of its tokens for one "
         "of the target's",
-        len(shared),
-        100 * coverage(sample, shared),
+        len(pairing.shared),
+        100 * coverage(sample, set(pairing.shared.values())),
         pairing.draft_tokens_per_target_token,
     )
     for name, vocabulary in (("target", pairing.target), ("drafter", pairing.drafter)):

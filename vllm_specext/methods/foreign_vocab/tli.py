@@ -21,14 +21,7 @@ from vllm_specext.methods.foreign_vocab.sampling import SamplingSpeculator
 class TliSpeculator(SamplingSpeculator):
     def make_buffers(self) -> None:
         super().make_buffers()
-        target, drafter = self.pairing.target, self.pairing.drafter
-        self.intersection = Intersection(
-            target.token_bytes,
-            drafter.token_bytes,
-            target_ends=target.ends,
-            drafter_ends=drafter.ends,
-            device=self.device,
-        )
+        self.intersection = Intersection(self.pairing.shared, self.target_vocab_size, self.device)
         self.drafters_id = torch.zeros(self.target_vocab_size, dtype=torch.int64, device=self.device)
         self.drafters_id[self.intersection.target_ids] = self.intersection.kept
 

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.foreign_vocab.vocabulary import Vocabulary, read_vocabulary
+from vllm_specext.methods.foreign_vocab.vocabulary import Vocabulary, end_ids, read_vocabulary
 
 FILES = ["*config.json", "*token*", "merges.txt", "vocab.*", "*.model", "*.model.v*", "*.tiktoken", "tekken.json"]
 
@@ -33,8 +33,7 @@ def read_files(model: str, role: str) -> TokenizerFiles:
             "with a tokenizer's files or a hub id (owner/name)."
         ) from None
     text = config.get("text_config") or config
-    given = generation.get("eos_token_id"), text.get("eos_token_id"), tokenizer.eos_token_id
-    ends = {end for ids in given if ids is not None for end in (ids if isinstance(ids, list) else [ids])}
+    ends = end_ids(generation.get("eos_token_id"), text.get("eos_token_id"), tokenizer.eos_token_id)
     size = text.get("vocab_size") or len(tokenizer)
     return TokenizerFiles(_family(tokenizer), read_vocabulary(tokenizer, size=size, ends=ends))
 
