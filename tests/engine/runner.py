@@ -5,8 +5,9 @@
 ``SPEC``: ``llm`` (keyword arguments of ``vllm.LLM``), ``rounds`` (lists of ``{"ids": [...], "sampling": {...}}``, with
 the folder of a LoRA adapter as ``"lora"`` where wanted, one ``generate`` call each), ``keep_async`` (leave asynchronous
 scheduling as vLLM decided it, which its CPU platform then switches off), ``sabotage`` (name of a deliberate fault in
-this file, for the negative controls), ``graphs`` (sizes of emulated CUDA graphs of the drafter) and ``record`` (file
-for the inputs and outputs of the drafter's forward passes).
+this file, for the negative controls), ``graphs`` (sizes of emulated CUDA graphs of the drafter), ``record`` (file
+for the inputs and outputs of the drafter's forward passes) and ``ray`` (number of ranks that Ray runs on this machine's
+cores).
 ``OUT``: token ids per request, logprobs where asked, counters, and the number of verifications by nodes.
 """
 
@@ -155,6 +156,21 @@ def mask_target_to_what_is_drafted() -> None:
     _before_rejection(fault)
 
 
+def draft_another_token_on_the_last_rank() -> None:
+    """Ranks part ways: the last one verifies another tree than the others."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    from vllm_specext.engine.tree_growth import TreeGrower
+
+    stock = TreeGrower.keep_trees
+
+    def keep_trees(self: Any, batch: Any, grown: Any) -> Any:
+        tokens = stock(self, batch, grown)
+        return tokens ^ 1 if get_tp_group().is_last_rank else tokens
+
+    TreeGrower.keep_trees = keep_trees  # type: ignore[method-assign]
+
+
 def shrink_drafters_cache() -> None:
     """To what one request of full length needs."""
     import vllm_specext.engine.own_cache as own_cache
@@ -246,6 +262,40 @@ def by_token(rows: Any) -> list[dict[int, float]]:
     return [{token: entry.logprob for token, entry in (row or {}).items()} for row in rows or []]
 
 
+def start_ray(ranks: int, spec_path: str) -> None:
+    """vLLM's CPU platform has no word for what Ray should count, so that every rank is declared to be a GPU."""
+    import ray
+
+    name_rays_device()
+    root = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    environment = {RAY_SPEC: str(Path(spec_path).resolve()), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    hook = "tests.engine.runner.prepare_ray_worker"
+    # By default Ray takes a third of the memory for its store.
+    ray.init(
+        num_cpus=ranks,
+        num_gpus=ranks,
+        object_store_memory=128 << 20,
+        include_dashboard=False,
+        runtime_env={"env_vars": environment, "worker_process_setup_hook": hook},
+    )
+
+
+def name_rays_device() -> None:
+    import vllm.v1.worker.cpu.shm  # noqa: F401  # has to come first on a CPU
+    from vllm.platforms.cpu import CpuPlatform
+
+    CpuPlatform.ray_device_key = "GPU"
+
+
+def prepare_ray_worker() -> None:
+    name_rays_device()
+    replace_in_vllm(json.loads(Path(os.environ[RAY_SPEC]).read_text()))
+
+
+RAY_SPEC = "SPECEXT_TEST_RAY_SPEC"
+
+
 def replace_in_vllm(spec: dict[str, Any]) -> None:
     if spec.get("keep_async"):
         keep_asynchronous_scheduling()
@@ -258,6 +308,8 @@ def replace_in_vllm(spec: dict[str, Any]) -> None:
 def main(spec_path: str, out_path: str) -> None:
     spec = json.loads(Path(spec_path).read_text())
     replace_in_vllm(spec)
+    if spec.get("ray"):
+        start_ray(spec["ray"], spec_path)
     from vllm import LLM
 
     llm = LLM(disable_log_stats=False, **spec["llm"])

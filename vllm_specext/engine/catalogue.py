@@ -110,9 +110,17 @@ CATALOGUE: tuple[Patch, ...] = (
         "vllm.v1.worker.gpu.model_runner.GPUModelRunner.sample_tokens",
         "vLLM has no way for what a speculator knows to reach the metrics; SWIFT's search runs in the worker",
         "wrapped: where a speculator has news, they go into the step's output, in the place of the statistics of an "
-        "encoder-cache connector, which is refused with that method",
+        "encoder-cache connector, which is refused with that method; tensor-parallel ranks are compared",
         "none: vLLM's speculators have no statistics of their own",
         "vLLM takes statistics from the speculator",
+    ),
+    Patch(
+        "start-up log",
+        "vllm.v1.worker.gpu.model_runner.GPUModelRunner.initialize_kv_cache",
+        "vLLM has no moment at which a speculator may say what it will do, its memory included",
+        "wrapped: afterwards rank 0 logs the method, its drafts, its memory and its graphs, one line each",
+        "none: vLLM's speculators log nothing",
+        "vLLM asks the speculator for a description",
     ),
     Patch(
         "metrics",

@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import ValidationError
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import config
-from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
@@ -19,9 +18,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import ForeignOptions, MethodOptions, check_sizes, parse
 from vllm_specext.refusals import Launch, refuse
 from vllm_specext.registry import METHODS, load
-from vllm_specext.tree.budget import TreeShape, default_schedule, describe
-
-logger = init_logger(f"vllm.{__name__}")  # a child of vLLM's logger, whose handlers and level it shares
+from vllm_specext.tree.budget import TreeShape, default_schedule
 
 
 @config
@@ -58,7 +55,8 @@ class SpecExtConfig(SpeculativeConfig):
             max_logprobs=target.max_logprobs,
             hf_overrides=self.draft_overrides or {},
         )
-        self._maybe_override_draft_max_position_embeddings(self.draft_model_config.hf_config, target.max_model_len)
+        # No position lies behind the target's context, and a checkpoint's number would size the rotary table.
+        self.draft_model_config.hf_config.max_position_embeddings = target.max_model_len
         self.draft_tensor_parallel_size = self.target_parallel_config.tensor_parallel_size
         self.draft_model_config.max_model_len = self._maybe_override_draft_max_model_len(
             None, self.draft_model_config.max_model_len, target.max_model_len
@@ -117,14 +115,8 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
     fields, overrides = load(method.preparation)(options, launch)
     if (tree := options.tree) is not None:
-        key = "num_speculative_tokens_per_batch_size"
-        fields.setdefault(key, default_schedule(tree, current_platform.device_type))
-        logger.info_once(
-            "Draft trees of depth %d and top-k %d; nodes by number of running requests: %s",
-            tree.levels,
-            tree.top_k,
-            describe(fields[key], tree.levels),
-        )
+        schedule = default_schedule(tree, current_platform.device_type)
+        fields.setdefault("num_speculative_tokens_per_batch_size", schedule)
     register_serving_models()
     try:
         config = SpecExtConfig(

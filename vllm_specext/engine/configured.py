@@ -24,6 +24,7 @@ def wrap_worker() -> None:
 
     wrap(GPUModelRunner, "take_draft_token_ids", _take_draft_token_ids)
     wrap(GPUModelRunner, "sample_tokens", _sample_tokens)
+    wrap(GPUModelRunner, "initialize_kv_cache", _initialize_kv_cache)
     wrap(model_states, "resolve_model_state_cls", _resolve_model_state_cls)
 
 
@@ -65,8 +66,13 @@ def _take_draft_token_ids(original: Callable) -> Callable:
 
 
 def _sample_tokens(original: Callable) -> Callable:
+    from vllm_specext.engine.config import is_ours
+    from vllm_specext.engine.rank_check import check_ranks
+
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
         output = original(self, grammar_output)
+        if is_ours(self.vllm_config.speculative_config):
+            check_ranks(self)
         news = getattr(self.speculator, "news", None)
         if output is not None and news is not None and (told := news.take()) is not None:
             from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorStats
@@ -77,6 +83,20 @@ def _sample_tokens(original: Callable) -> Callable:
         return output
 
     return sample_tokens
+
+
+def _initialize_kv_cache(original: Callable) -> Callable:
+    def initialize_kv_cache(
+        self: Any, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        from vllm_specext.engine.config import is_ours
+        from vllm_specext.engine.report import log_start
+
+        original(self, kv_cache_config, is_profiling, *args, **kwargs)
+        if is_ours(self.vllm_config.speculative_config) and not is_profiling:
+            log_start(self)
+
+    return initialize_kv_cache
 
 
 def _resolve_model_state_cls(original: Callable) -> Callable:

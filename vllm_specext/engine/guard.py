@@ -56,6 +56,9 @@ SIGNATURES: dict[str, str] = {
     ),
     f"{_RUNNER}.model_runner:GPUModelRunner.take_draft_token_ids": "self",
     f"{_RUNNER}.model_runner:GPUModelRunner.sample_tokens": "self grammar_output",
+    f"{_RUNNER}.model_runner:GPUModelRunner.initialize_kv_cache": (
+        "self kv_cache_config is_profiling kv_cache_allocation_context"
+    ),
     f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.propose": _PROPOSE,
     f"{_RUNNER}.spec_decode.eagle.speculator:EagleSpeculator.load_draft_model": (
         "self target_model target_attn_layer_names"

@@ -1,9 +1,23 @@
-"""What vLLM picks on this machine, for ``vllm-specext doctor``."""
+"""What there is to say about a server: what vLLM picks on this machine, for ``vllm-specext doctor``, and the start-up
+log of an engine with one of our methods, one line per fact."""
+
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.attention.selector import get_attn_backend
+from vllm.version import __version__ as vllm_version
+
+import vllm_specext
+from vllm_specext.options import ForeignOptions
+from vllm_specext.tree.budget import describe
+
+logger = init_logger(f"vllm.{__name__}")
+
+Line = tuple[str, str]
+"""The fact's name and what it is."""
 
 
 def facts() -> dict[str, str]:
@@ -18,3 +32,73 @@ def facts() -> dict[str, str]:
         backend = get_attn_backend(head_size=128, dtype=torch.bfloat16, kv_cache_dtype="auto")
     rows["attention backend"] = str(backend.get_name())
     return rows
+
+
+def log_start(runner: Any) -> None:
+    """Say once, by rank 0, with which drafts vLLM's model ``runner`` will serve; its caches have been laid out."""
+    if runner.parallel_config.rank:
+        return
+    for name, fact in (*configured(runner.vllm_config), *laid_out(runner)):
+        logger.info("%s: %s", name, fact)
+
+
+def configured(vllm_config: Any) -> list[Line]:
+    """What the configuration alone says."""
+    config = vllm_config.speculative_config
+    drafter = "the target itself" if config.model is None else str(config.model)
+    if config.tree is None:
+        drafts, levels = f"chains of at most {config.num_speculative_tokens} tokens", config.num_speculative_tokens
+    else:
+        shape, levels = config.tree, config.tree.levels
+        drafts = f"trees of at most {shape.nodes} nodes, depth {shape.levels}, top-k {shape.top_k}"
+    lines = [
+        ("vllm-specext", f"{vllm_specext.__version__} with vLLM {vllm_version}"),
+        ("Speculative method", config.method),
+        ("Drafter", drafter),
+        ("Drafts", drafts),
+    ]
+    if schedule := config.num_speculative_tokens_per_batch_size:
+        lines.append(("Drafted tokens by number of running requests", describe(schedule, levels)))
+    else:
+        lines.append(("Drafted tokens by number of running requests", f"any: {config.num_speculative_tokens}"))
+    drawn = config.options.samples_drafts
+    verifier = "vLLM's rejection sampler, with the drafts' probabilities" if drawn else "the target's own sampler"
+    lines.append(("Verification", verifier))
+    return lines
+
+
+def laid_out(runner: Any) -> list[Line]:
+    """Memory and graphs."""
+    return [memory_line(runner), ("CUDA graphs of drafts", graphs(runner.speculator))]
+
+
+def memory_line(runner: Any) -> Line:
+    longest = runner.max_model_len
+    if isinstance(runner.vllm_config.speculative_config.options, ForeignOptions):
+        cache = runner.speculator.drafter.cache
+        size, total = cache.page_bytes // cache.page_size, cache.kv_cache_config.num_blocks * cache.page_bytes
+        whole = f"{mebibytes(total)} for all requests; {per_request(size, min(longest, cache.max_len))}"
+        return ("Drafter's own cache", whole)
+    drafters = set(getattr(runner.speculator, "draft_attn_layer_names", ()))
+    sizes = {name: spec.page_size_bytes // spec.block_size for name, spec in runner.get_kv_cache_spec().items()}
+    own = sum(size for name, size in sizes.items() if name in drafters)
+    target = sum(sizes.values()) - own
+    if not own:
+        return ("Drafter's keys and values", "none; it uses the target's")
+    return ("Drafter's keys and values", f"{per_request(own, longest)}; the target's take {target} bytes a token")
+
+
+def per_request(size: int, longest: int) -> str:
+    return f"{size} bytes a token, {mebibytes(size * longest)} for a request of {longest} tokens"
+
+
+def mebibytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
+def graphs(speculator: Any) -> str:
+    """Numbers of requests for which the drafter's passes are captured."""
+    managers = [value for value in vars(speculator).values() if hasattr(value, "_capture_descs")]
+    captured = [desc for each in managers for descs in each._capture_descs.values() for desc in descs]
+    sizes = {desc.num_reqs or desc.num_tokens for desc in captured}
+    return f"for {', '.join(map(str, sorted(sizes)))} requests" if sizes else "none"

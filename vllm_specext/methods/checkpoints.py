@@ -27,6 +27,9 @@ BIN = "pytorch_model.bin"
 MAX_DIMENSION = 2**24
 """No real vocabulary or width comes near; larger numbers are damage."""
 
+MAX_ROPE_FACTOR = 1024
+"""Real ones end at 64; the rotary table is as many times the context's length."""
+
 Shapes = dict[str, tuple[int, ...]]
 """Of tensors, by name."""
 
@@ -183,6 +186,8 @@ def read_rope_scaling(place: str, rope: dict[str, Any], kinds: Sequence[str]) ->
         value = rope.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ConfigurationError(f"{place} has {key} = {value!r}; expected a positive number.")
+    if rope["factor"] > MAX_ROPE_FACTOR:
+        raise ConfigurationError(f"{place} has factor = {rope['factor']!r}; at most {MAX_ROPE_FACTOR} is allowed.")
     scaling = RopeScaling(kind, **{key: rope[key] for key in keys})
     if scaling.low_freq_factor >= scaling.high_freq_factor:
         raise ConfigurationError(f"{place} has a low_freq_factor that is not below its high_freq_factor.")

@@ -1,0 +1,97 @@
+"""What an operator sees of a server: its start-up log, what is not in the log, and what two engines at once do."""
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIStatusError, OpenAI
+
+from tests.e2e.conftest import Client
+from tests.e2e.test_openai_client import complete
+from vllm_specext.demo.run import speculation
+from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, Server
+
+TREE = "trees of at most 24 nodes, depth 4, top-k 4"
+OWN_MEMORY = r"\d+ bytes a token, [\d.]+ MiB for a request of 1024 tokens; the target's take 12288 bytes a token"
+START_UP: dict[str, dict[str, str]] = {
+    "griffin": {"Drafter": r".*/griffin", "Drafts": TREE, "Drafter's keys and values": OWN_MEMORY},
+    "moa": {"Drafter": r".*/moa", "Drafts": TREE, "Drafter's keys and values": OWN_MEMORY},
+    "swift": {
+        "Drafter": "the target itself",
+        "Drafts": r"trees of at most 8 nodes, depth \d+, top-k \d+",
+        "Drafter's keys and values": "none; it uses the target's",
+    },
+    "slem": {
+        "Drafter": r".*/foreign_bpe",
+        "Drafts": "chains of at most 4 tokens",
+        "Drafter's own cache": r"[\d.]+ MiB for all requests; \d+ bytes a token, [\d.]+ MiB for a request of .*",
+    },
+}
+"""By method; the values are regular expressions."""
+ALWAYS = {
+    "vllm-specext": r"\d+\.\d+\.\d+ with vLLM 0\.32.*",
+    "Drafted tokens by number of running requests": r".*\d+.*",
+    "Verification": "the target's own sampler",
+    "CUDA graphs of drafts": "none",
+}
+KEY = "sk-an-operators-secret"
+PROMPT = "def unmistakable_prompt_of_a_client():"
+
+
+@pytest.mark.parametrize("method", START_UP)
+def test_the_start_up_log_has_one_line_per_fact(method: str, request: pytest.FixtureRequest) -> None:
+    server: Server = request.getfixturevalue(method)
+    text = server.log.read_text()
+    for name, fact in ({"Speculative method": method} | ALWAYS | START_UP[method]).items():
+        lines = re.findall(rf"(?m)\] {re.escape(name)}: (.*)$", text)
+        assert len(lines) == 1, (name, lines)
+        assert re.fullmatch(fact, lines[0]), (name, lines)
+
+
+@pytest.fixture(scope="module")
+def locked(logs: Path) -> Iterator[Server]:
+    with Server(logs / "locked.log", GRIFFIN_CHAIN, arguments=(f"--api-key={KEY}",)) as server:
+        yield server.start()
+
+
+def test_neither_prompts_nor_answers_nor_keys_are_logged(locked: Server) -> None:
+    def client(key: str) -> OpenAI:
+        return OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0, timeout=600)
+
+    whole = complete(client(KEY), PROMPT).choices[0].text
+    answer: Any = client(KEY).chat.completions.create(
+        model="bundled", messages=[{"role": "user", "content": PROMPT}], max_tokens=8, temperature=0
+    )
+    assert len(whole) > 20
+    assert answer.choices[0].message.content
+    for key, options, status in (
+        ("sk-another-key", {}, 401),
+        (KEY, {"extra": {"vllm_xargs": {"speculation": "off"}}}, 400),
+        (KEY, {"temperature": -1}, 400),
+        (KEY, {"max_tokens": "many"}, 400),
+    ):
+        with pytest.raises(APIStatusError) as refused:
+            complete(client(key), PROMPT, **options)  # type: ignore[arg-type]
+        assert refused.value.status_code == status
+    text = locked.log.read_text()
+    assert "401 Unauthorized" in text  # requests are logged, and that is all of them
+    assert not [secret for secret in (KEY, "sk-another-key", PROMPT, whole[:20]) if secret in text]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("speculative", [GRIFFIN_CHAIN, GRIFFIN_TREE], ids=["chain", "tree"])
+def test_two_data_parallel_engines_give_the_stock_servers_tokens(
+    logs: Path, speculative: dict[str, Any], client: Client, without: OpenAI, prompts: list[str]
+) -> None:
+    def ids(openai: OpenAI) -> list[list[int]]:
+        with ThreadPoolExecutor(8) as pool:
+            return [r.choices[0].token_ids for r in pool.map(lambda prompt: complete(openai, prompt), prompts[:12])]
+
+    with Server(logs / "data-parallel.log", speculative, arguments=("--data-parallel-size=2",)).start() as server:
+        assert ids(client(server)) == ids(without)
+        engines = {s.labels["engine"]: s.value for s in server.samples() if s.name == "vllm:request_success_total"}
+        assert speculation(server).verifications > 0
+    assert set(engines) == {"0", "1"}

@@ -1,0 +1,83 @@
+"""The start-up log's lines, from configurations that vLLM has built and from a worker that has laid out its caches."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SLRS, SWIFT, TARGET
+from vllm_specext.engine.report import configured, graphs, log_start, memory_line
+
+
+def lines(speculative: dict[str, Any]) -> dict[str, str]:
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_specext.plugin import register
+
+    register()
+    arguments = EngineArgs(
+        model=str(TARGET),
+        dtype="float32",
+        max_model_len=512,
+        kv_cache_memory_bytes=1 << 28,
+        speculative_config=speculative,
+    )
+    return dict(configured(arguments.create_engine_config()))
+
+
+def test_a_tree_is_told_with_its_schedule_and_its_drafter() -> None:
+    told = lines(GRIFFIN_TREE)
+    assert told["Speculative method"] == "griffin"
+    assert told["Drafter"] == GRIFFIN_TREE["model"]
+    assert told["Drafts"] == "trees of at most 24 nodes, depth 4, top-k 4"
+    assert told["Drafted tokens by number of running requests"] == "1-16: 24"
+    assert told["Verification"] == "the target's own sampler"
+
+
+def test_the_default_schedule_is_told() -> None:
+    told = lines({key: value for key, value in GRIFFIN_TREE.items() if "per_batch" not in key})
+    assert "(chain)" in told["Drafted tokens by number of running requests"]
+
+
+def test_a_chain_keeps_its_length() -> None:
+    told = lines(GRIFFIN_CHAIN)
+    assert told["Drafts"] == "chains of at most 4 tokens"
+    assert told["Drafted tokens by number of running requests"] == "any: 4"
+
+
+def test_the_target_is_its_own_drafter_with_swift() -> None:
+    assert lines(SWIFT)["Drafter"] == "the target itself"
+
+
+@pytest.mark.parametrize(("speculative", "verifier"), [(SLEM, "the target's own"), (SLRS, "vLLM's rejection")])
+def test_who_verifies_is_told(speculative: dict[str, Any], verifier: str) -> None:
+    assert lines(speculative)["Verification"].startswith(verifier)
+
+
+def runner(drafters: tuple[str, ...], sizes: dict[str, int], rank: int = 0) -> Any:
+    specs = {name: SimpleNamespace(page_size_bytes=size * 16, block_size=16) for name, size in sizes.items()}
+    return SimpleNamespace(
+        max_model_len=1024,
+        parallel_config=SimpleNamespace(rank=rank),
+        speculator=SimpleNamespace(draft_attn_layer_names=set(drafters)),
+        get_kv_cache_spec=lambda: specs,
+        vllm_config=SimpleNamespace(speculative_config=SimpleNamespace(options=None)),
+    )
+
+
+def test_a_drafters_memory_is_told_by_token_and_by_request() -> None:
+    name, fact = memory_line(runner(("d",), {"a": 512, "b": 512, "d": 1024}))
+    assert name == "Drafter's keys and values"
+    assert fact == "1024 bytes a token, 1.0 MiB for a request of 1024 tokens; the target's take 1024 bytes a token"
+    assert memory_line(runner((), {"a": 512}))[1] == "none; it uses the target's"
+
+
+def test_the_sizes_of_captured_graphs_are_told() -> None:
+    descs = [SimpleNamespace(num_reqs=2, num_tokens=8), SimpleNamespace(num_reqs=None, num_tokens=4)]
+    manager = SimpleNamespace(_capture_descs={"FULL": descs})
+    assert graphs(SimpleNamespace(growth_graphs=manager, prefill_cudagraph_manager=None)) == "for 2, 4 requests"
+    assert graphs(SimpleNamespace(growth_graphs=None)) == "none"
+
+
+def test_other_ranks_say_nothing() -> None:
+    log_start(runner((), {}, rank=1))  # would fail for want of a configuration
