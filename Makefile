@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export VENV FLAVOUR PYTHON PIP_OPTIONS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve bench test test-all test-fast lint format clean
+.PHONY: help setup demo serve bench test test-all test-fast lint format docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,8 +23,8 @@ demo: setup ## Serve the bundled models with and without drafts and compare (wri
 serve: setup ## Leave an OpenAI server with GRIFFIN drafts running on the bundled models
 	@$(BIN)/vllm-specext demo --serve
 
-bench: setup ## Measure the bundled models with and without drafts at 1, 4 and 16 concurrent requests
-	@$(BIN)/python -m benchmarks.concurrency --output benchmarks/results
+bench: setup ## Compare the methods with plain decoding, by concurrent requests and size of tree (into bench-results/)
+	@$(BIN)/vllm-specext bench sweep --quick --output bench-results
 
 test: setup ## Run the tests
 	@$(PYTEST) $(PYTEST_ARGS)
@@ -43,6 +43,11 @@ lint: setup ## ruff and mypy
 format: setup ## Let ruff rewrite what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: setup ## Bring the documents' tables up to date and build the site in build/site, every link checked
+	@$(BIN)/python -m pip install --quiet $(PIP_OPTIONS) --editable ".[docs]"
+	@$(BIN)/python -m scripts.docs_tables
+	@$(BIN)/mkdocs build --strict
 
 clean: ## Remove caches, builds and the virtual environment
 	rm -rf $(VENV) build dist *.egg-info .ruff_cache .mypy_cache .pytest_cache .hypothesis

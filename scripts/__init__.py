@@ -1,0 +1,1 @@
+"""What builds the environment and keeps the documents up to date."""

@@ -1,0 +1,201 @@
+"""The documents' tables of measurements, from the files under ``benchmarks/results``."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.soak.verdict import rows as figures_of_soak
+from scripts.markdown import table
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "cpu"
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def concurrency() -> str:
+    header = (
+        "requests at once",
+        "row",
+        "tokens/s (slowest to fastest round)",
+        "x plain",
+        "tokens per verification",
+        "nodes",
+        "memory, MiB",
+    )
+    rows = []
+    for row in read("concurrency.json")["rows"]:
+        speed = f"{row['tokens_per_second']:.0f} ({row['slowest']:.0f} to {row['fastest']:.0f})"
+        verified = f"{row['tokens_per_verification']:.2f}", f"{row['nodes_per_verification']:.1f}"
+        speedup = f"{row['speedup']:.2f}"
+        rows.append((row["concurrency"], row["method"], speed, speedup, *verified, row["resident_mebibytes"]))
+    return table(header, rows)
+
+
+def drafters() -> str:
+    header = (
+        "drafter",
+        "tokens per verification",
+        "code",
+        "prose",
+        "accepted at depth 1, 2, 3, 4",
+        "identical",
+        "training steps",
+    )
+    rows = []
+    for row in read("drafters.json")["rows"]:
+        means = row["tokens_per_verification"], row["by_kind"]["code"], row["by_kind"]["prose"]
+        depths = ", ".join(f"{share:.2f}" for share in row["accepted_per_depth"])
+        rows.append(
+            (row["drafter"], *(f"{mean:.2f}" for mean in means), depths, yes(row["identical"]), row["training_steps"])
+        )
+    return table(header, rows)
+
+
+def foreign() -> str:
+    header = (
+        "drafter",
+        "tokens per verification",
+        "bytes per verification",
+        "x plain: 1 request",
+        "4",
+        "16",
+        "identical",
+    )
+    rows = []
+    for name, measured in read("foreign.json").items():
+        loads = measured["rows"]
+        assert [row["requests_at_once"] for row in loads] == [1, 4, 16]
+        alone = loads[0]
+        told = f"{alone['tokens_per_verification']:.2f}", f"{alone['bytes_per_verification']:.1f}"
+        speedups = [f"{row['speedup']:.2f}" for row in loads]
+        rows.append((name, *told, *speedups, yes(all(row["identical"] for row in loads))))
+    return table(header, rows)
+
+
+def foreign_time() -> str:
+    """Where the time of SLEM's drafts goes."""
+    profiled = {name: measured for name, measured in read("foreign.json").items() if measured["rows"][0]["ms_per_step"]}
+    columns = [(name, row) for name, measured in profiled.items() for row in measured["rows"]]
+    header = "ms of a step", *(f"{name}: {row['requests_at_once']}" for name, row in columns)
+    parts = list(columns[0][1]["ms_per_step"])
+    return table(header, ([part, *(f"{row['ms_per_step'][part]:.2f}" for _, row in columns)] for part in parts))
+
+
+def step_profile() -> str:
+    """The parts that take most, of steps of one request; the rest together."""
+    found = {name: of["1"] for name, of in read("step_profile.json").items()}
+    parts = list(dict.fromkeys(part for of in found.values() for part in of["milliseconds"]))
+    rows: list[list[str]] = []
+    for part in parts:
+        times = [of["milliseconds"].get(part) for of in found.values()]
+        rows.append([part, *("" if time is None else f"{time:.1f}" for time in times)])
+    rows.append(["**all**", *(f"**{sum(of['milliseconds'].values()):.1f}**" for of in found.values())])
+    rows.append(["tokens per step", *(f"{of['tokens_per_step']:.2f}" for of in found.values())])
+    return table(("ms of a step", *found), rows)
+
+
+def swift_sets() -> str:
+    header = (
+        "set",
+        "skipped",
+        "matchness",
+        "tokens per verification",
+        "x plain, by the paper's formula",
+        "x plain, measured",
+    )
+    rows = []
+    for row in read("swift_search.json")["with restarts"]["sets"]:
+        measured = f"{row['measured_speedup']:.2f} ({row['lowest']:.2f} to {row['highest']:.2f})"
+        figures = [f"{row[key]:.2f}" for key in ("matchness", "tokens_per_verification", "expected_speedup")]
+        rows.append((row["set"], row["skipped"], *figures, measured))
+    return table(header, rows)
+
+
+def swift_stream() -> str:
+    header = (
+        "search",
+        "text",
+        "tokens per verification",
+        "right tokens in the chains",
+        "restarts so far",
+        "set at the end",
+    )
+    rows = []
+    for search, measured in read("swift_search.json").items():
+        for phase in measured["phases"]:
+            figures = f"{phase['tokens_per_verification']:.2f}", f"{phase['right_in_chains']:.3f}"
+            rows.append(
+                (
+                    swift_search(search),
+                    phase["kind"],
+                    *figures,
+                    phase["restarts"],
+                    phase["set"],
+                )
+            )
+    return table(header, rows)
+
+
+def swift_cost() -> str:
+    header = (
+        "search",
+        "steps with an evaluation",
+        "share of the time: evaluation",
+        "search beside it",
+        "slowest step beside it",
+    )
+    rows = []
+    for search, measured in read("swift_search.json").items():
+        cost = measured["cost"]
+        shares = (f"{cost[key]:.1%}" for key in ("share_of_time_evaluation", "share_of_time_search_beside_evaluation"))
+        slowest = f"{cost['largest_step_beside_evaluation_relative_to_median']:.2f} x median"
+        rows.append((swift_search(search), cost["steps_with_evaluation"], *shares, slowest))
+    return table(header, rows)
+
+
+def swift_search(name: str) -> str:
+    return "without restarts" if name == "without" else name
+
+
+def tree_budget() -> str:
+    """Median speed relative to no nodes, by load and nodes."""
+    rows = read("tree_budget.json")["rows"]
+    loads, sizes = sorted({row["requests"] for row in rows}), sorted({row["nodes"] for row in rows})
+    ratio = {(row["requests"], row["nodes"]): row["ratio_to_no_nodes"] for row in rows}
+    header = "nodes", *(f"{load} request{'s' if load > 1 else ''}" for load in loads)
+    return table(header, ([size, *(f"{ratio[load, size]:.2f}" for load in loads)] for size in sizes))
+
+
+def cache_memory() -> str:
+    header = "target", "method", "bytes a token: target", "drafter", "share", "origin"
+    rows = []
+    for row in read("cache_memory.json"):
+        sizes = row["target_bytes_per_token"], row["drafter_bytes_per_token"], f"{row['drafter_share']:.1%}"
+        rows.append((row["target"], row["drafter"], *sizes, row["origin"].partition(":")[0]))
+    return table(header, rows)
+
+
+def yes(value: bool) -> str:
+    return "yes" if value else "**no**"
+
+
+def soak() -> str:
+    return table(("what", "figure"), figures_of_soak(read("soak.json")))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "benchmark concurrency": concurrency,
+    "benchmark drafters": drafters,
+    "benchmark foreign": foreign,
+    "benchmark foreign time": foreign_time,
+    "benchmark step profile": step_profile,
+    "benchmark swift sets": swift_sets,
+    "benchmark swift stream": swift_stream,
+    "benchmark swift cost": swift_cost,
+    "benchmark tree budget": tree_budget,
+    "benchmark cache memory": cache_memory,
+    "benchmark soak": soak,
+}

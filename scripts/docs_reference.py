@@ -1,0 +1,67 @@
+"""The documents' tables that come from the code: the methods and their keys, what is refused, what is replaced in vLLM,
+and how many nodes are drafted at which load."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+
+from scripts.markdown import code, table
+from vllm_specext.engine.catalogue import CATALOGUE
+from vllm_specext.refusals import REFUSALS
+from vllm_specext.registry import METHODS
+from vllm_specext.tree.budget import default_schedule, describe
+
+DEVICES = {"cuda": "GPU (estimated)", "cpu": "CPU (measured)"}
+
+
+def methods() -> str:
+    rows = []
+    for method in METHODS.values():
+        options = method.options.model_fields
+        drafted = options["num_speculative_tokens"].default
+        rows.append((code(method.name), method.summary, "yes" if "model" in options else "no", drafted))
+    return table(("method", "how it drafts", "needs a drafter", "`num_speculative_tokens` by default"), rows)
+
+
+def options(method: str) -> str:
+    rows: list[tuple[str, ...]] = []
+    for key, field in METHODS[method].options.model_fields.items():
+        default = "required" if field.is_required() else code(json.dumps(field.default))
+        meaning = "selects this method" if key == "method" else field.description or ""
+        rows.append((code(key), default, meaning))
+    return table(("key", "default", "meaning"), rows)
+
+
+def refusals() -> str:
+    rows = []
+    for refusal in REFUSALS:
+        mark = "trees refused" if refusal.trees_only else "refused"
+        # Not "works": another row may refuse more of the same to that method.
+        marks = [mark if name in refusal.methods else "–" for name in METHODS]
+        rows.append((refusal.feature, *marks, refusal.reason))
+    return table(("cannot be combined with", *map(code, METHODS), "because"), rows)
+
+
+def patches() -> str:
+    rows = ((patch.name, code(patch.target), patch.why, patch.how, patch.until) for patch in CATALOGUE)
+    return table(("name", "replaces", "why", "how", "until"), rows)
+
+
+def budget() -> str:
+    rows = []
+    for method in METHODS.values():
+        needed = {"model": "any"} if "model" in method.options.model_fields else {}
+        tree = method.options.model_validate({"method": method.name, **needed}).tree
+        if tree is not None:
+            schedules = (describe(default_schedule(tree, device), tree.levels) for device in DEVICES)
+            rows.append((code(method.name), *schedules))
+    return table(("method with its defaults", *DEVICES.values()), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "methods": methods,
+    "refusals": refusals,
+    "patches": patches,
+    "budget": budget,
+    **{f"options {name}": partial(options, name) for name in METHODS},
+}
