@@ -50,7 +50,7 @@ class Layers:
 
 LLAMA_3_8B = Layers(count=32, kv_heads=8, head_size=128)
 DRAFTERS_FOR_LLAMA_3_8B = {
-    "griffin": Layers(count=1, kv_heads=8, head_size=128),  # like one of the target's
+    "griffin": Layers(count=1, kv_heads=32, head_size=128),  # published with a head for every query head
     # Self- and cross-attention, as wide as the official code trains them; what layer self-attention makes is not kept.
     "moa": Layers(count=2, kv_heads=4, head_size=128),
 }
