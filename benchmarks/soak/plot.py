@@ -13,12 +13,12 @@ def plot(result: dict[str, Any], path: Path) -> None:
     memory.plot(minutes, [sample["resident_mebibytes"] for sample in samples], label="all processes")
     for title in samples[0]["by_process"]:
         memory.plot(minutes, [sample["by_process"].get(title, 0) for sample in samples], label=title)
-    memory.legend()
     memory.set(ylabel="resident MiB", ylim=(0, None))
     load.plot(minutes, [sample["running"] for sample in samples], label="running")
     load.plot(minutes, [sample["waiting"] for sample in samples], label="waiting")
     load.set(ylabel="requests")
-    load.legend()
+    for axes in (memory, load):  # above the lines, which fill the axes
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
     cache.plot(minutes, [100 * sample["cache_usage"] for sample in samples])
     cache.set(ylabel="blocks in use, %", xlabel="minutes", ylim=(0, 105))
     figure.savefig(path, dpi=150)
