@@ -83,13 +83,18 @@ def test_a_restart_is_news() -> None:
     assert (new["restarts"], new["steps"], new["matchness"]) == (1, settled(searching), None)
 
 
+def runner(speculator: Any) -> SimpleNamespace:
+    """vLLM's, with nothing to compare between ranks."""
+    return SimpleNamespace(speculator=speculator, vllm_config=SimpleNamespace(speculative_config=None))
+
+
 def test_news_pass_from_the_worker_to_the_front_end(config: Any) -> None:
     """Through the wrapped runner, as between processes pickled, vLLM's scheduler and its wire format."""
     searching = search()
     step(searching, 0.3)
     answer = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0}, sampled_token_ids=[[5]])
-    runner = SimpleNamespace(speculator=SimpleNamespace(news=News(searching)))
-    pending = _sample_tokens(lambda self, grammar: SimpleNamespace(model_runner_output=answer))(runner, None)
+    sample = _sample_tokens(lambda self, grammar: SimpleNamespace(model_runner_output=answer))
+    pending = sample(runner(SimpleNamespace(news=News(searching))), None)
     engine = scheduler(config)
     engine.add_request(request("a"))
     scheduled = engine.schedule()
@@ -105,9 +110,9 @@ def test_a_runner_without_news_hands_on_what_it_made() -> None:
     silent = SimpleNamespace(take=lambda: None)
     for speculator, output in ((None, made), (SimpleNamespace(), made), (SimpleNamespace(news=silent), made)):
         sample = _sample_tokens(lambda self, grammar, output=output: output)
-        assert sample(SimpleNamespace(speculator=speculator), None) is made
+        assert sample(runner(speculator), None) is made
         assert made.model_runner_output.ec_connector_output is None
-    talkative = SimpleNamespace(speculator=SimpleNamespace(news=SimpleNamespace(take=lambda: NOTHING_NEW)))
+    talkative = runner(SimpleNamespace(news=SimpleNamespace(take=lambda: NOTHING_NEW)))
     assert _sample_tokens(lambda self, grammar: None)(talkative, None) is None  # the step failed
 
 
