@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vllm_specext.methods.griffin.model import GriffinDrafter
 from vllm_specext.methods.layers import KV
-from vllm_specext.training.own_keys import attend
+from vllm_specext.training.own_keys import Passes, attend
 
 MaskedScore = Literal["-inf", "zero"]
 """What a key in the future contributes to the softmax: nothing, or, as in the code that trained the released
@@ -29,29 +29,13 @@ def training_passes(
     own for the most recent ``n - 1`` positions, the target's before. Gradients reach the weights through every pass's
     keys and values, but do not flow from one pass's input into the pass before. The passes share one autograd graph.
     """
-    length = token_ids.shape[1]
-    attention = model.layer.self_attn
+    layer = model.layer
     embeddings = model.embed(token_ids, features.dtype)
-    position_ids = torch.arange(length, device=token_ids.device)[None]
-    rows, columns = position_ids.T, position_ids
-    future = columns > rows if masked_score == "zero" else None
-    streams: list[KV] = []
+    passed = Passes(layer.self_attn, token_ids.shape[1], token_ids.device)
     inputs = features
-    for n in range(1, passes + 1):
+    for _ in range(passes):
         hidden = model.fuse(inputs, embeddings)
-        streams.append(attention.keys_values(hidden, position_ids))
-        # Query i's own key from stream k belongs to position i - (n - 1 - k); rolling moves it to row i.
-        backs = [n - 1 - k for k in range(1, n)]
-        attended = attend(
-            attention,
-            attention.queries(hidden, position_ids),
-            streams[0],
-            columns <= rows - (n - 1),
-            [_roll(kv, back) for kv, back in zip(streams[1:], backs, strict=True)],
-            torch.cat([rows >= back for back in backs], dim=1) if backs else None,
-            future,
-        )
-        predict, regress = model.layer.finish(hidden + attended)
+        predict, regress = layer.finish(hidden + passed.attend(hidden, zero_score=masked_score == "zero"))
         yield predict, regress
         inputs = torch.cat((inputs[:, :1], regress[:, :-1].detach().to(features.dtype)), dim=1)
 
@@ -80,7 +64,3 @@ def simulate_chains(model: GriffinDrafter, head: Tensor, token_ids: Tensor, feat
         token_ids = (predict @ head.T).argmax(dim=-1)
         drafts.append(token_ids)
     return torch.stack(drafts, dim=-1)
-
-
-def _roll(kv: KV, back: int) -> KV:
-    return kv[0].roll(back, dims=2), kv[1].roll(back, dims=2)
