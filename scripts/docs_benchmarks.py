@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.soak.verdict import rows as figures_of_soak
 from scripts.markdown import table
+from vllm_specext.bench.summary import LATENCIES, cells
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "cpu"
 
@@ -32,6 +33,10 @@ def concurrency() -> str:
         speedup = f"{row['speedup']:.2f}"
         rows.append((row["concurrency"], row["method"], speed, speedup, *verified, row["resident_mebibytes"]))
     return table(header, rows)
+
+
+def sweep() -> str:
+    return table(*cells(read("sweep.json")["rows"], LATENCIES))
 
 
 def drafters() -> str:
@@ -188,6 +193,7 @@ def soak() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "benchmark concurrency": concurrency,
+    "benchmark sweep": sweep,
     "benchmark drafters": drafters,
     "benchmark foreign": foreign,
     "benchmark foreign time": foreign_time,

@@ -37,13 +37,14 @@ def checked(name: str, output: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_sweep_compares_a_tree_with_plain_decoding_and_ngram(tmp_path: Path) -> None:
+def test_a_sweep_compares_a_tree_with_plain_decoding_and_vllms_own(tmp_path: Path) -> None:
     small = ("--rounds", "1", "--concurrency", "2", "--tokens", "24", "--prompts-per-task", "2")
     config = f"tree={json.dumps(GRIFFIN_TREE)}"
     rows = bench("sweep", *small, "--config", config, "--nodes", "8", "--nodes", "24", output=tmp_path)["rows"]
     found = {(row["method"], row["num_speculative_tokens"]): row for row in rows}
-    assert list(found) == [("plain", None), ("ngram", 4), ("tree", 8), ("tree", 24)]
+    assert list(found) == [("plain", None), ("ngram", 4), ("eagle3", 4), ("tree", 8), ("tree", 24)]
     assert "spec_decode_num_drafts" not in found["plain", None]
+    assert found["eagle3", 4]["spec_decode_acceptance_length"] > 1.5
     for nodes in (8, 24):
         row = found["tree", nodes]
         # The context's end cuts a draft, nothing makes it larger.
@@ -74,7 +75,7 @@ def test_running_servers_are_driven_by_vllm_bench_serve(unused: Server, griffin:
 def test_latency_starts_its_own_servers(tmp_path: Path) -> None:
     small = ("--rounds", "1", "--tokens", "16", "--prompts-per-task", "1")
     rows = bench("latency", *small, "--config", f"tree={json.dumps(GRIFFIN_TREE)}", output=tmp_path)["rows"]
-    assert [row["method"] for row in rows] == ["plain", "ngram", "tree"]
+    assert [row["method"] for row in rows] == ["plain", "ngram", "eagle3", "tree"]
     for row in rows:
         assert 0 < row["median_ttft_ms"] < row["median_e2el_ms"]
 
@@ -86,7 +87,7 @@ def test_the_quick_sweep_ends_within_ten_minutes(tmp_path: Path) -> None:
     subprocess.run([Path(sys.executable).with_name(first), *rest], cwd=tmp_path, check=True)
     assert time.monotonic() - begun < QUICK_SECONDS
     rows = checked("sweep", tmp_path / "results")["rows"]
-    assert {"plain", "ngram", "griffin-chain", "griffin-tree", "moa-tree"} <= {row["method"] for row in rows}
+    assert {"plain", "ngram", "eagle3", "griffin-chain", "griffin-tree", "moa-tree"} <= {row["method"] for row in rows}
     assert {path.name for path in (tmp_path / "results").iterdir()} == {
         "sweep.json",
         "sweep.csv",

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vllm_specext.bench.configurations import NGRAM, PLAIN, Configuration, check_nodes, chosen
+from vllm_specext.bench.configurations import EAGLE3, NGRAM, PLAIN, Configuration, check_nodes, chosen
 from vllm_specext.demo.run import CONFIGURATIONS
 from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SWIFT
 from vllm_specext.errors import ConfigurationError
@@ -16,11 +16,20 @@ def names(found: list[Configuration]) -> list[str]:
     return [each.name for each in found]
 
 
-def test_the_demonstrations_rows_follow_plain_and_ngram_when_nothing_is_given() -> None:
-    assert names(chosen(None, [], None, False)) == [PLAIN, "ngram", *(name for name, _ in CONFIGURATIONS)]
+def test_the_demonstrations_rows_follow_plain_and_vllms_own_when_nothing_is_given() -> None:
+    assert names(chosen(None, [], None, False)) == [PLAIN, "ngram", "eagle3", *(name for name, _ in CONFIGURATIONS)]
     quick = names(chosen(None, [], None, True))
-    assert quick[:2] == [PLAIN, "ngram"]
-    assert {"griffin-chain", "griffin-tree", "moa-tree", "swift", "slem"} == set(quick[2:])
+    assert quick[:3] == [PLAIN, "ngram", "eagle3"]
+    assert {"griffin-chain", "griffin-tree", "moa-tree", "swift", "slem"} == set(quick[3:])
+
+
+def test_the_bundled_eagle_3_drafter_is_there_for_the_bundled_target_unless_another_is_given() -> None:
+    mine = f"mine={json.dumps(GRIFFIN_CHAIN)}"
+    assert names(chosen(None, [mine], None, False)) == [PLAIN, "ngram", "eagle3", "mine"]
+    assert names(chosen(None, [mine], "drafter", False)) == [PLAIN, "ngram", "eagle", "mine"]
+    assert chosen(None, [f"eagle3={json.dumps(EAGLE3 | {'num_speculative_tokens': 2})}"], None, False)[
+        2
+    ].speculative == (EAGLE3 | {"num_speculative_tokens": 2})
 
 
 def test_plain_and_ngram_are_there_whatever_is_given() -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import vllm_specext.demo
+from vllm_specext.demo.eagle3 import FILE, HEADS, MLP_SIZE, Eagle3Drafter
 from vllm_specext.demo.foreign_acceptance import bits_per_byte, byte_lengths, matched
 from vllm_specext.demo.foreign_tokens import MARKERS, encode, in_own_markers, token_bytes
 from vllm_specext.demo.loops import is_loop
@@ -31,7 +33,7 @@ def test_all_bundled_files_together_are_small() -> None:
     assert max(sizes) < 16e6
 
 
-@pytest.mark.parametrize("drafter", ["griffin", "moa"])
+@pytest.mark.parametrize("drafter", ["griffin", "moa", "eagle3"])
 def test_a_drafter_is_less_than_eight_megabytes(drafter: str) -> None:
     assert 1e6 < sum(path.stat().st_size for path in (MODELS / drafter).iterdir()) < 8e6
 
@@ -62,6 +64,15 @@ def test_the_moa_drafter_fits_the_target_and_says_for_how_many_layers_it_is(targ
     assert shape.rope_theta == config.rope_parameters["rope_theta"]
     assert shape.layer_self_attention is not None
     assert all(tensor.isfinite().all() for tensor in moa.read_tensors(MODELS / "moa").values())
+
+
+def test_the_eagle3_drafter_fits_the_target_and_is_as_wide_as_the_griffin_drafter(target: LlamaForCausalLM) -> None:
+    drafter = Eagle3Drafter(target)
+    tensors = load_file(MODELS / "eagle3" / FILE)
+    drafter.load_state_dict(tensors)
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+    shape = griffin.read_shape(MODELS / "griffin")
+    assert (shape.mlp_size, shape.heads, shape.kv_heads) == (MLP_SIZE, HEADS, HEADS)
 
 
 @torch.no_grad()

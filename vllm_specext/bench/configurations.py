@@ -1,5 +1,5 @@
-"""What is compared: names, and the ``--speculative-config`` behind each. Plain decoding comes first and vLLM's own
-ngram second, whatever the user names."""
+"""What is compared: names, and the ``--speculative-config`` behind each. Plain decoding comes first, whatever the
+user names, and vLLM's own ngram and EAGLE follow."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_specext.demo.run import CONFIGURATIONS
-from vllm_specext.demo.server import TARGET
+from vllm_specext.demo.server import MODELS, TARGET
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import MAX_DRAFT_TOKENS, DrafterOptions, parse
 from vllm_specext.registry import METHODS
@@ -21,6 +21,12 @@ NGRAM: dict[str, Any] = {
 }
 """vLLM's own, with drafts as long as the bundled chains'."""
 EAGLE_TOKENS = 4
+EAGLE3: dict[str, Any] = {
+    "method": "eagle3",
+    "model": str(MODELS / "eagle3"),
+    "num_speculative_tokens": EAGLE_TOKENS,
+}
+"""vLLM's own, with a drafter for the bundled target that was trained like the bundled GRIFFIN drafter."""
 QUICK = ("griffin-chain", "griffin-tree", "moa-tree", "swift", "slem")
 """Of the demonstration's. Each costs the start of an engine; TLI and SLRS are left to full runs."""
 ANY_LOAD = 1 << 20
@@ -53,11 +59,14 @@ class Configuration:
 
 
 def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: bool) -> list[Configuration]:
-    """``plain``, ``ngram``, ``eagle`` if there is a drafter for it, then each ``NAME=JSON`` of ``given``, or the
-    demonstration's where neither a target nor a configuration is given. One named ``ngram`` replaces this one."""
+    """``plain``, ``ngram``, ``eagle`` with the drafter given for it or ``eagle3`` with the bundled target's, then each
+    ``NAME=JSON`` of ``given``, or the demonstration's where neither a target nor a configuration is given. One named
+    ``ngram`` or ``eagle3`` replaces this one."""
     found: dict[str, dict[str, Any] | None] = {PLAIN: None, "ngram": NGRAM}
     if eagle is not None:
         found["eagle"] = eagle_config(eagle)
+    elif target is None:
+        found["eagle3"] = EAGLE3
     own: dict[str, dict[str, Any]] = {}
     for text in given:
         name, config = read(text)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 console = Console()
 app = typer.Typer(
-    help="Measure methods against plain decoding and vLLM's ngram, in turns in one run. What follows -- is handed to "
-    "vLLM as arguments of `vllm serve`.",
+    help="Measure methods against plain decoding and vLLM's own drafts, in turns in one run. What follows -- is handed "
+    "to vLLM as arguments of `vllm serve`.",
     no_args_is_help=True,
 )
 
@@ -31,7 +31,10 @@ Config = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=JSON", help="A row's name and its --speculative-config; may be repeated."),
 ]
-Eagle = Annotated[str | None, typer.Option(help="An EAGLE drafter, for a row of vLLM's own method.")]
+Eagle = Annotated[
+    str | None,
+    typer.Option(help="An EAGLE drafter, for a row of vLLM's own method; else the bundled one for the bundled target."),
+]
 Prompts = Annotated[
     list[Path] | None,
     typer.Option(help="MT-Bench, HumanEval, GSM8K or Spec-Bench file, else the bundled prompts; may be repeated."),

@@ -24,6 +24,7 @@ from vllm_specext.training.own_keys import Passes
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
 
+FILE = "model.safetensors"
 MLP_SIZE = 704
 HEADS = 4
 """As in the bundled GRIFFIN drafter, with as many key and value heads."""
@@ -111,6 +112,3 @@ class Eagle3Drafter(nn.Module):
         config["rope_theta"] = self.config.rope_parameters["rope_theta"]
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_file({name: tensor.half().contiguous() for name, tensor in self.state_dict().items()}, folder / FILE)
-
-
-FILE = "model.safetensors"

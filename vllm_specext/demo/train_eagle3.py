@@ -9,17 +9,19 @@ compared; losses are EAGLE-3's own: cross-entropy against the target's distribut
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from vllm_specext.demo.eagle3 import Eagle3Drafter, read_layers
+from vllm_specext.demo.eagle3 import FILE, Eagle3Drafter, read_layers
 from vllm_specext.demo.training_text import training_rows
 from vllm_specext.training.features import endless_order, pad, present
 from vllm_specext.training.losses import masked_mean, token_loss
@@ -32,6 +34,7 @@ WARMUP, BATCH, WEIGHT_DECAY, CLIP, MUON_FACTOR = 20, 16, 0.01, 0.5, 5.0
 LATER_PASSES = 0.8
 """A pass's loss weighs this much of the one before (as in the code that trained the released checkpoints)."""
 LOG_EVERY = 50
+RECORD = "training.json"
 
 
 class Batch(NamedTuple):
@@ -84,7 +87,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=3500, help="rows of corpus text")
     parser.add_argument("--continuations", type=int, default=1700, help="rows of the target's own text")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--first-stage", type=int, default=1, help="continue the checkpoint in OUT with this stage")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -92,8 +96,13 @@ def main() -> None:
     target = LlamaForCausalLM.from_pretrained(args.target).float().eval().requires_grad_(False)
     rows = training_rows(target, args.work, args.texts, args.continuations)
     model = Eagle3Drafter(target)
-    log = []
+    log: list[dict[str, Any]] = []
+    if args.first_stage > 1:
+        model.load_state_dict({name: tensor.float() for name, tensor in load_file(args.out / FILE).items()})
+        log += json.loads((args.out / RECORD).read_text())["log"]
     for stage, (steps, rate) in enumerate(zip(STEPS, RATES, strict=True), start=1):
+        if stage < args.first_stage:
+            continue
         optimizers = make_optimizers(list(model.parameters()), "muon", rate, WEIGHT_DECAY, MUON_FACTOR)
         schedules = [linear_schedule(optimizer, WARMUP, steps) for optimizer in optimizers]
         weights = LATER_PASSES ** torch.arange(stage)
@@ -115,7 +124,7 @@ def main() -> None:
                 print(json.dumps(log[-1]), f"{time.time() - started:.0f} s", flush=True)
                 recent.clear()
         model.save(args.out)
-        (args.out / "training.json").write_text(json.dumps({"log": log}, indent=1) + "\n")
+        (args.out / RECORD).write_text(json.dumps({"log": log}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
