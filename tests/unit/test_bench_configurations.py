@@ -27,9 +27,8 @@ def test_the_bundled_eagle_3_drafter_is_there_for_the_bundled_target_unless_anot
     mine = f"mine={json.dumps(GRIFFIN_CHAIN)}"
     assert names(chosen(None, [mine], None, False)) == [PLAIN, "ngram", "eagle3", "mine"]
     assert names(chosen(None, [mine], "drafter", False)) == [PLAIN, "ngram", "eagle", "mine"]
-    assert chosen(None, [f"eagle3={json.dumps(EAGLE3 | {'num_speculative_tokens': 2})}"], None, False)[
-        2
-    ].speculative == (EAGLE3 | {"num_speculative_tokens": 2})
+    own = EAGLE3 | {"num_speculative_tokens": 2}
+    assert chosen(None, [f"eagle3={json.dumps(own)}"], None, False)[2].speculative == own
 
 
 def test_plain_and_ngram_are_there_whatever_is_given() -> None:

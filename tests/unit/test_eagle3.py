@@ -1,14 +1,18 @@
-"""The peer's training passes against drafting step by step, and its file against what vLLM reads."""
+"""The peer's training passes against drafting step by step, and its recipe against the GRIFFIN drafter's."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
+from tests.unit.tiny_llama import VOCABULARY, tiny_llama
+from vllm_specext.demo import train_eagle3
 from vllm_specext.demo.eagle3 import FILE, Eagle3Drafter, Layer, read_layers
+from vllm_specext.demo.server import MODELS
 from vllm_specext.demo.train_eagle3 import make_batch, pass_losses
 
 LENGTH = 9
@@ -16,20 +20,7 @@ LENGTH = 9
 
 @pytest.fixture(scope="module")
 def target() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        rope_parameters={"rope_type": "default", "rope_theta": 30000.0},
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+    return tiny_llama(6)
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +51,7 @@ def draft(drafter: Eagle3Drafter, embeddings: Tensor, hidden_states: Tensor, pos
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_pass_is_a_step_of_drafting_at_every_position(
-    target: LlamaForCausalLM, drafter: Eagle3Drafter, steps: int
-) -> None:
+def test_a_pass_is_a_step_of_drafting_at_every_position(drafter: Eagle3Drafter, steps: int) -> None:
     torch.manual_seed(2)
     embeddings, hidden_states = torch.randn(1, LENGTH, 32), torch.randn(1, LENGTH, 96)
     made = list(drafter.passes(embeddings, hidden_states, 3))
@@ -74,7 +63,7 @@ def test_a_pass_is_a_step_of_drafting_at_every_position(
 
 
 def test_a_batch_pairs_hidden_states_with_the_next_token_and_the_one_after(target: LlamaForCausalLM) -> None:
-    rows = [torch.randint(0, 50, (LENGTH,)), torch.randint(0, 50, (LENGTH - 3,))]
+    rows = [torch.randint(0, VOCABULARY, (length,)) for length in (LENGTH, LENGTH - 3)]
     batch = make_batch(target, rows)
     assert torch.equal(batch.input_ids[0], rows[0][1:])
     assert batch.counted.sum(dim=1).tolist() == [LENGTH - 1, LENGTH - 4]
@@ -94,7 +83,7 @@ def difference(given: Tensor, wanted: Tensor) -> float:
 def test_training_lowers_the_loss_of_every_pass(target: LlamaForCausalLM) -> None:
     torch.manual_seed(3)
     drafter = Eagle3Drafter(target)
-    batch = make_batch(target, list(torch.randint(0, 50, (4, LENGTH))))
+    batch = make_batch(target, list(torch.randint(0, VOCABULARY, (4, LENGTH))))
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2)
     before = pass_losses(drafter, target, batch, 3)
     for _ in range(20):
@@ -109,3 +98,15 @@ def test_the_file_has_no_weights_of_the_target(drafter: Eagle3Drafter, tmp_path:
     names = load_file(tmp_path / FILE)
     assert names.keys() == drafter.state_dict().keys()
     assert not [name for name in names if "embed" in name or "lm_head" in name]
+
+
+def test_the_bundled_drafter_was_trained_for_as_long_as_the_griffin_drafter_and_at_its_rates() -> None:
+    recipe = json.loads((MODELS / "griffin" / train_eagle3.RECORD).read_text())["recipe"]
+    assert recipe["steps_per_stage"] == list(train_eagle3.STEPS)
+    assert recipe["learning_rates"] == pytest.approx(train_eagle3.RATES)
+    assert recipe["optimizer"] == "muon"
+    for name in ("warmup_steps", "weight_decay", "clip_value", "muon_factor"):
+        assert recipe[name] == getattr(train_eagle3, name.upper())
+    log = json.loads((MODELS / "eagle3" / train_eagle3.RECORD).read_text())["log"]
+    last = {row["stage"]: (row["step"], len(row["token"])) for row in log}
+    assert last == {stage: (steps, stage) for stage, steps in enumerate(recipe["steps_per_stage"], start=1)}

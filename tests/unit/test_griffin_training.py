@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from tests.unit.oracle import load, shape_of
+from tests.unit.tiny_llama import tiny_llama
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.griffin.checkpoint import read_shape, read_tensors
 from vllm_specext.methods.griffin.model import GriffinDrafter
@@ -38,19 +39,7 @@ def drafter(oracle: dict[str, Any]) -> GriffinDrafter:
 
 @pytest.fixture(scope="module")
 def target() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        rope_parameters={"rope_type": "default", "rope_theta": 30000.0},
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+    return tiny_llama(2)
 
 
 def random_rows(count: int, length: int, seed: int = 0) -> Tensor:

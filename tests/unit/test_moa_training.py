@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.unit.tiny_llama import VOCABULARY, tiny_llama
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.moa.checkpoint import read_shape, read_tensors
 from vllm_specext.methods.moa.model import MoADrafter
@@ -23,24 +24,10 @@ from vllm_specext.training.moa_losses import Losses, moa_losses
 from vllm_specext.training.moa_target import endless_rows, last_target_layers, target_rows
 from vllm_specext.training.train_moa import Recipe, new_drafter, staircase, step_losses, train
 
-VOCABULARY = 50
-
 
 @pytest.fixture(scope="module")
 def target() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        rope_parameters={"rope_type": "default", "rope_theta": 30000.0},
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+    return tiny_llama(3)
 
 
 def random_rows(count: int, length: int, seed: int = 0) -> Tensor:

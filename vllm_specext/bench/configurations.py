@@ -26,7 +26,8 @@ EAGLE3: dict[str, Any] = {
     "model": str(MODELS / "eagle3"),
     "num_speculative_tokens": EAGLE_TOKENS,
 }
-"""vLLM's own, with a drafter for the bundled target that was trained like the bundled GRIFFIN drafter."""
+"""vLLM's own, with a drafter for the bundled target that was trained for as long as the bundled GRIFFIN drafter and on
+the same text."""
 QUICK = ("griffin-chain", "griffin-tree", "moa-tree", "swift", "slem")
 """Of the demonstration's. Each costs the start of an engine; TLI and SLRS are left to full runs."""
 ANY_LOAD = 1 << 20

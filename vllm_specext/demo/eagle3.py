@@ -56,8 +56,7 @@ class Layer(nn.Module):
         rotary = Rotary(target.rope_parameters["rope_theta"])
         self.input_layernorm = RMSNorm(d, eps)
         self.hidden_norm = RMSNorm(d, eps)
-        self.self_attn = Attention(2 * d, HEADS, HEADS, target.head_dim, rotary)
-        self.self_attn.o_proj = nn.Linear(HEADS * target.head_dim, d, bias=False)
+        self.self_attn = Attention(2 * d, HEADS, HEADS, target.head_dim, rotary, out_width=d)
         self.post_attention_layernorm = RMSNorm(d, eps)
         self.mlp = MLP(d)
 

@@ -1,18 +1,16 @@
-"""Train the bundled EAGLE-3 drafter for the bundled target, on one CPU core in about half an hour.
+"""Train the bundled EAGLE-3 drafter for the bundled target.
 
-Text, batches, steps, passes, optimisers and rates are those of the bundled GRIFFIN drafter, so that the two can be
-compared; losses are EAGLE-3's own: cross-entropy against the target's distribution, no features.
+Text, sizes of batches, steps, passes, optimisers and rates are those of the bundled GRIFFIN drafter, so that the two
+can be compared. What differs belongs to EAGLE-3: cross-entropy against the target's distribution and no feature loss,
+no noise on what is read, gradients from one pass's input into the pass before.
 
     python -m vllm_specext.demo.train_eagle3 --work WORK --target vllm_specext/demo/models/target \\
         --out vllm_specext/demo/models/eagle3
 """
 
-import argparse
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +20,7 @@ from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
 from vllm_specext.demo.eagle3 import FILE, Eagle3Drafter, read_layers
-from vllm_specext.demo.training_text import training_rows
+from vllm_specext.demo.training_text import arguments, training_rows
 from vllm_specext.training.features import endless_order, pad, present
 from vllm_specext.training.losses import masked_mean, token_loss
 from vllm_specext.training.optimization import linear_schedule, make_optimizers
@@ -30,7 +28,7 @@ from vllm_specext.training.optimization import linear_schedule, make_optimizers
 STEPS = (400, 150, 420)
 """With one, two and three passes."""
 RATES = (8e-3, 4.8e-3, 4.8e-3)
-WARMUP, BATCH, WEIGHT_DECAY, CLIP, MUON_FACTOR = 20, 16, 0.01, 0.5, 5.0
+BATCH, WARMUP_STEPS, WEIGHT_DECAY, CLIP_VALUE, MUON_FACTOR = 16, 20, 0.01, 0.5, 5.0
 LATER_PASSES = 0.8
 """A pass's loss weighs this much of the one before (as in the code that trained the released checkpoints)."""
 LOG_EVERY = 50
@@ -79,16 +77,8 @@ def pass_losses(model: Eagle3Drafter, target: LlamaForCausalLM, batch: Batch, pa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--work", type=Path, required=True, help="folder of the encoded corpus (train_target writes it)"
-    )
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--texts", type=int, default=3500, help="rows of corpus text")
-    parser.add_argument("--continuations", type=int, default=1700, help="rows of the target's own text")
+    parser = arguments(__doc__ or "")
     parser.add_argument("--first-stage", type=int, default=1, help="continue the checkpoint in OUT with this stage")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -104,7 +94,7 @@ def main() -> None:
         if stage < args.first_stage:
             continue
         optimizers = make_optimizers(list(model.parameters()), "muon", rate, WEIGHT_DECAY, MUON_FACTOR)
-        schedules = [linear_schedule(optimizer, WARMUP, steps) for optimizer in optimizers]
+        schedules = [linear_schedule(optimizer, WARMUP_STEPS, steps) for optimizer in optimizers]
         weights = LATER_PASSES ** torch.arange(stage)
         source = batches(target, rows, seed=stage)
         recent: list[Tensor] = []
@@ -112,7 +102,7 @@ def main() -> None:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 losses = pass_losses(model, target, next(source), stage)
             (losses * weights).sum().backward()
-            nn.utils.clip_grad_value_(model.parameters(), CLIP)
+            nn.utils.clip_grad_value_(model.parameters(), CLIP_VALUE)
             for optimizer, schedule in zip(optimizers, schedules, strict=True):
                 optimizer.step()
                 optimizer.zero_grad()

@@ -8,17 +8,14 @@ target's own continuations of held-out prefixes that do not loop.
         --out vllm_specext/demo/models/griffin
 """
 
-import argparse
 import json
-import os
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from transformers import LlamaForCausalLM
 
-from vllm_specext.demo.training_text import CHAIN, PROMPT, held_out_rows, training_rows
+from vllm_specext.demo.training_text import CHAIN, PROMPT, arguments, held_out_rows, training_rows
 from vllm_specext.methods.griffin.checkpoint import read_tensors
 from vllm_specext.training.acceptance import measure_acceptance
 from vllm_specext.training.features import endless_batches
@@ -26,19 +23,11 @@ from vllm_specext.training.train_griffin import Recipe, new_drafter, train
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--work", type=Path, required=True, help="folder of the encoded corpus (train_target writes it)"
-    )
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__ or "")
     parser.add_argument("--steps", type=int, nargs="+", default=[400, 150, 420], help="of each stage")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--texts", type=int, default=3500, help="rows of corpus text")
-    parser.add_argument("--continuations", type=int, default=1700, help="rows of the target's own text")
     parser.add_argument("--lr", type=float, default=8e-3, help="AdamW's in the first stage; Muon's is five times it")
     parser.add_argument("--first-stage", type=int, default=1, help="continue the checkpoint in OUT with this stage")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     started = time.time()

@@ -7,29 +7,21 @@ on the target's own continuations of held-out prefixes that do not loop.
         --out vllm_specext/demo/models/moa
 """
 
-import argparse
 import json
-import os
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from transformers import LlamaForCausalLM
 
-from vllm_specext.demo.training_text import CHAIN, PROMPT, held_out_rows, training_rows
+from vllm_specext.demo.training_text import CHAIN, PROMPT, arguments, held_out_rows, training_rows
 from vllm_specext.training.moa_acceptance import measure_moa_acceptance
 from vllm_specext.training.moa_target import endless_rows, last_target_layers
 from vllm_specext.training.train_moa import Recipe, new_drafter, train
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--work", type=Path, required=True, help="folder of the encoded corpus (train_target writes it)"
-    )
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = arguments(__doc__ or "")
     parser.add_argument("--target-layer-inference", type=int, default=0, help="last layers of the target to draft with")
     parser.add_argument("--without-lsa", action="store_true", help="the mean of the layers' keys and values instead")
     parser.add_argument(
@@ -42,11 +34,8 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=1400)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--texts", type=int, default=3500, help="rows of corpus text")
-    parser.add_argument("--continuations", type=int, default=1700, help="rows of the target's own text")
     parser.add_argument("--lr", type=float, default=8e-3, help="AdamW's; Muon's is five times it")
     parser.add_argument("--resume", action="store_true", help="go on from what an interrupted run left in OUT")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     started = time.time()

@@ -1,7 +1,9 @@
 """The text that the bundled drafters are trained and measured on: the corpus, and the target's own greedy continuations
 of corpus prefixes, which are what a greedy server will verify drafts against."""
 
+import argparse
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,20 @@ LENGTH = 288
 CHAIN = 4
 HELD_OUT_ROWS = 48
 HELD_OUT_LENGTH = 192
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """What every trainer of a drafter on this text can be told."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder of the encoded corpus (train_target writes it)"
+    )
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--texts", type=int, default=3500, help="rows of corpus text")
+    parser.add_argument("--continuations", type=int, default=1700, help="rows of the target's own text")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    return parser
 
 
 def windows(path: Path, count: int, length: int, seed: int) -> Tensor:

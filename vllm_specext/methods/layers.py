@@ -71,15 +71,23 @@ class Attention(nn.Module):
     """Grouped-query attention with rotary positions."""
 
     def __init__(
-        self, width: int, heads: int, kv_heads: int, head_dim: int, rotary: Rotary, qkv_bias: bool = False
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rotary: Rotary,
+        qkv_bias: bool = False,
+        out_width: int | None = None,
     ) -> None:
+        """From ``width`` to ``out_width``, which is the same unless given."""
         super().__init__()
         self.head_dim, self.rotary = head_dim, rotary
         self.groups = heads // kv_heads
         self.q_proj = nn.Linear(width, heads * head_dim, bias=qkv_bias)
         self.k_proj = nn.Linear(width, kv_heads * head_dim, bias=qkv_bias)
         self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=qkv_bias)
-        self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
+        self.o_proj = nn.Linear(heads * head_dim, out_width or width, bias=False)
 
     def queries(self, hidden: Tensor, position_ids: Tensor) -> Tensor:
         """``[B, H, L, D]``, with the rotary embedding of ``position_ids`` ``[B or 1, L]`` applied."""
