@@ -89,7 +89,8 @@ def main() -> None:
     log: list[dict[str, Any]] = []
     if args.first_stage > 1:
         model.load_state_dict({name: tensor.float() for name, tensor in load_file(args.out / FILE).items()})
-        log += json.loads((args.out / RECORD).read_text())["log"]
+        before = json.loads((args.out / RECORD).read_text())["log"]
+        log += [row for row in before if row["stage"] < args.first_stage]
     for stage, (steps, rate) in enumerate(zip(STEPS, RATES, strict=True), start=1):
         if stage < args.first_stage:
             continue
