@@ -29,20 +29,25 @@ def tokens_per_step(rates: list[float]) -> float:
 class Acceptance:
     def __init__(self, rate: float) -> None:
         self.rate = rate
-        self._path: Tensor | None = None
+        self._nodes: list[int] = []
+        self._paths: dict[int, Tensor] = {}
+        """The first children down from the root on the device, by the number of rows that a tree has."""
 
     def draws(self, drawn: Tensor, drafted: Tensor, starts: Tensor, parents: Tensor, levels: int) -> Tensor:
         """``drawn`` ``[rows]`` changed so that a walk down ``parents`` ``[R, N + 1]`` accepts as many as chance wants,
         ``levels`` at most. Chains have the parents of a chain."""
         if drawn.shape[0] == parents.shape[0]:
             return drawn  # nothing was drafted
-        if self._path is None:
+        if not self._nodes:
             # All trees are alike, because the drafter is made to think the same of all. Waits for the device, once.
             nodes = first_children(parents[0].tolist())
             if len(nodes) > levels + 1:
                 return drawn  # no tree has been drafted yet
-            self._path = torch.tensor(nodes, device=drawn.device)
-        path = self._path[self._path < parents.shape[1]]
+            self._nodes = nodes
+        width = parents.shape[1]
+        if width not in self._paths:
+            self._paths[width] = torch.tensor([node for node in self._nodes if node < width], device=drawn.device)
+        path = self._paths[width]
         accepted = (torch.rand(parents.shape[0], len(path) - 1, device=drawn.device) < self.rate).cumprod(dim=1).bool()
         rows = (starts[:-1, None] + path).clamp(max=drawn.shape[0] - 1)
         changed = torch.where(accepted, drafted[rows[:, 1:]], drawn[rows[:, :-1]])

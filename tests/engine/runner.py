@@ -45,6 +45,14 @@ def keep_asynchronous_scheduling() -> None:
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[method-assign, assignment]
 
 
+def measure_memory_first() -> None:
+    """Run the models before there are caches, as GPU workers do. A CPU's worker spares itself that where it can. The
+    runner is thereby loaded before the plug-in, as by programs that use it themselves."""
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    CPUWorker._should_warm_up_model = lambda self: True  # type: ignore[method-assign]
+
+
 def shift_target_positions() -> None:
     """The target turns its queries and keys by one position too many wherever it verifies drafted tokens."""
     from vllm.v1.worker.gpu.model_states.default import DefaultModelState
@@ -224,6 +232,8 @@ def emulate_graphs(sizes: list[int]) -> None:
             replays.append(size.num_tokens)
 
     def grow(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.growth_graphs is None:  # there are no caches yet
+            return stock(self, *args, **kwargs)
         buffers = {name: value.data_ptr() for name, value in vars(self).items() if hasattr(value, "data_ptr")}
         if not self.growth_graphs._graphs_captured:
             self.capture_growth()
@@ -297,6 +307,7 @@ RAY_SPEC = "SPECEXT_TEST_RAY_SPEC"
 
 
 def replace_in_vllm(spec: dict[str, Any]) -> None:
+    measure_memory_first()
     if spec.get("keep_async"):
         keep_asynchronous_scheduling()
     if spec.get("graphs"):

@@ -1,5 +1,6 @@
 """What is replaced in vLLM is in the catalogue, once, and only errors of ours are shortened."""
 
+import inspect
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -56,6 +57,19 @@ def test_installing_twice_wraps_once() -> None:
     assert first == [*replaced(), sys.excepthook]
     assert all(hasattr(function, "__wrapped__") for function in replaced())
     assert not any(hasattr(function.__wrapped__, "__wrapped__") for function in replaced())
+
+
+def test_a_runner_that_was_loaded_before_the_plug_in_makes_our_speculators(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
+    import vllm.v1.worker.gpu.model_runner as runner
+    import vllm.v1.worker.gpu.spec_decode as spec_decode
+
+    from vllm_specext.engine.patches import install
+
+    install()
+    monkeypatch.setattr(runner, "init_speculator", inspect.unwrap(spec_decode.init_speculator))
+    install()
+    assert hasattr(runner.init_speculator, "__wrapped__")
 
 
 def test_asynchronous_scheduling_is_open_to_our_methods_and_to_those_it_was_open_to() -> None:

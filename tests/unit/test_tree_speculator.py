@@ -15,7 +15,7 @@ SCHEDULE = [[1, 4, 59], [5, 8, 6], [9, 16, 0]]
 
 def speculator(**attributes: Any) -> TreeSpeculator:
     bare = TreeSpeculator.__new__(TreeSpeculator)
-    config = SimpleNamespace(num_speculative_tokens_per_batch_size=SCHEDULE)
+    config = SimpleNamespace(num_speculative_tokens_per_batch_size=SCHEDULE, schedule=SCHEDULE)
     vars(bare).update({"shape": TreeShape(59, 6, 10), "speculative_config": config} | attributes)
     return bare
 
@@ -38,3 +38,16 @@ def test_a_level_that_does_not_fit_the_drafters_buffers_is_given_up_for_a_chain(
     assert speculator(max_num_tokens=80).shape_for(59, requests=8) == TreeShape(59, 6, 10)
     assert speculator(max_num_tokens=79).shape_for(59, requests=8) == TreeShape(6, 6, 1)
     assert speculator(max_num_tokens=4).shape_for(3, requests=8) == TreeShape(3, 3, 1)
+
+
+def test_the_memory_that_is_measured_is_that_of_the_schedules_trees() -> None:
+    grown = []
+
+    def grow(requests: int, shape: TreeShape, *, reads_paths: bool, longest: int) -> None:
+        grown.append((requests, shape))
+
+    speculator(max_num_tokens=80, max_num_reqs=3, max_model_len=512, _grow=grow).rehearse()
+    assert grown == [(3, TreeShape(59, 6, 10))]
+    grown.clear()
+    speculator(max_num_tokens=79, max_num_reqs=8, max_model_len=512, _grow=grow).rehearse()
+    assert grown == [(4, TreeShape(59, 6, 10))]

@@ -18,7 +18,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import ForeignOptions, MethodOptions, check_sizes, parse
 from vllm_specext.refusals import Launch, refuse
 from vllm_specext.registry import METHODS, load
-from vllm_specext.tree.budget import TreeShape, default_schedule
+from vllm_specext.tree.budget import MANY, TreeShape, default_schedule
 
 
 @config
@@ -87,6 +87,11 @@ class SpecExtConfig(SpeculativeConfig):
     def tree(self) -> TreeShape | None:
         """The largest draft tree, ``None`` where the draft is a chain."""
         return None if self.options is None else self.options.tree
+
+    @property
+    def schedule(self) -> list[list[int]]:
+        """``[first, last, nodes]`` by the number of running requests."""
+        return self.num_speculative_tokens_per_batch_size or [[1, MANY, self.num_speculative_tokens]]
 
     def use_eagle(self) -> bool:
         """True: vLLM asks this when it means "drafts from the target's hidden states" (lookahead slots, KV groups)."""

@@ -36,7 +36,7 @@ class GrowthGraphs(CudaGraphManager, Generic[Result]):
         mode: CUDAGraphMode,
         shape_for: Callable[[int, int], TreeShape | None],
     ) -> None:
-        """``mode`` is the target's; ``shape_for(nodes, requests)`` is what is grown in a graph."""
+        """``mode`` is the target's; ``shape_for(nodes, requests)`` is what is grown."""
         self._shape_for = shape_for
         self._results: dict[Any, Result] = {}
         full = mode.decode_mode() == CUDAGraphMode.FULL
@@ -48,10 +48,8 @@ class GrowthGraphs(CudaGraphManager, Generic[Result]):
         if not (self.cudagraph_mode and sizes):
             return
         numbers = sorted({min(size, self.max_num_reqs) for size in sizes})
-        config = self.vllm_config.speculative_config
-        ranges = config.num_speculative_tokens_per_batch_size or [[1, self.max_num_reqs, config.num_speculative_tokens]]
         schedule = build_dynamic_sd_schedule_lookup(
-            ranges,
+            self.vllm_config.speculative_config.schedule,
             vllm_max_batch_size=self.max_num_reqs,
             vllm_num_speculative_tokens=self.vllm_config.num_speculative_tokens,
         )

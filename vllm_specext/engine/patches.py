@@ -41,7 +41,9 @@ def install() -> None:
     wrap(VllmConfig, "_validate_v2_model_runner", _validate_v2_model_runner)
     if not set(METHODS) <= set(get_args(config_module.EagleModelTypes)):
         config_module.EagleModelTypes = Literal[(config_module.EagleModelTypes, *METHODS)]
-    wrap(spec_decode, "init_speculator", _init_speculator)
+    # A program may have loaded the runner before the plug-in, which then has the function under a name of its own.
+    for owner in filter(None, (spec_decode, sys.modules.get("vllm.v1.worker.gpu.model_runner"))):
+        wrap(owner, "init_speculator", _init_speculator)
     if current_platform.is_cpu():
         wrap(type(current_platform), "register_triton_kernel_overrides", _register_triton_kernel_overrides)
 

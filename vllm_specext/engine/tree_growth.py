@@ -54,6 +54,9 @@ class TreeGrower(EagleSpeculator):
         self.shape: TreeShape | None = vllm_config.speculative_config.tree
         self.root_slots: int = vllm_config.speculative_config.options.root_slots
         self.trees: TreeStates | None = None
+        self.groups: list[tuple[int, set[str]]] = []
+        """Cache groups, and the names of their layers that a pass over tree nodes runs; none before there are caches,
+        when vLLM measures the memory that passes take."""
         self.growth_graphs: GrowthGraphs[Grown] | None = None
         self.req_states: Any = None
         """vLLM's, of all requests."""
@@ -104,10 +107,10 @@ class TreeGrower(EagleSpeculator):
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         super().init_cudagraph_manager(cudagraph_mode)
         if self.shape is not None:
-            self.growth_graphs = GrowthGraphs(self.vllm_config, self.device, cudagraph_mode, self.graph_shape)
+            self.growth_graphs = GrowthGraphs(self.vllm_config, self.device, cudagraph_mode, self.grown_shape)
 
-    def graph_shape(self, nodes: int, requests: int) -> TreeShape | None:
-        """What is grown in a graph for ``nodes`` scheduled, ``None`` for nothing."""
+    def grown_shape(self, nodes: int, requests: int) -> TreeShape | None:
+        """What is grown for ``nodes`` scheduled, ``None`` for nothing."""
         shape = self.shape_for(nodes, requests)
         return shape if shape.top_k > 1 else None
 
@@ -118,6 +121,13 @@ class TreeGrower(EagleSpeculator):
         if shape.top_k * requests <= self.max_num_tokens:
             return shape
         return shape_for(min(nodes, self.shape.levels), self.shape)
+
+    def rehearse(self) -> None:
+        """Grow what the schedule asks for without a cache, for vLLM to see how much memory it takes."""
+        for _, last, nodes in self.speculative_config.schedule:
+            requests = min(last, self.max_num_reqs)
+            if (shape := self.grown_shape(nodes, requests)) is not None:
+                self._grow(requests, shape, reads_paths=False, longest=self.max_model_len)
 
     def capture_growth(self) -> None:
         assert self.growth_graphs is not None
@@ -218,7 +228,8 @@ class TreeGrower(EagleSpeculator):
             rows |= self.rows_by_layer(names, of_group)
             mapping = torch.where(written, self.cache_slots(group, slots), PAD_SLOT)
             slot_mappings |= dict.fromkeys(names, mapping.flatten())
-        return self._run_model(count, rows, slot_mappings, num_tokens_across_dp=None)
+        # Without metadata, layers skip attention.
+        return self._run_model(count, rows or None, slot_mappings or None, num_tokens_across_dp=None)
 
     def rows_by_layer(self, names: set[str], rows: TreeRows) -> dict[str, TreeRows]:
         """What the layers of a cache group see of a pass."""

@@ -66,6 +66,7 @@ class TreeSpeculator(TreeGrower):
         last_sampled: Tensor,
         *args: Any,
         dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
         num_speculative_tokens: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
@@ -92,9 +93,14 @@ class TreeSpeculator(TreeGrower):
                 last_sampled,
                 *args,
                 dummy_run=dummy_run,
+                skip_attn_for_dummy_run=skip_attn_for_dummy_run,
                 num_speculative_tokens=1 if tree is not None else nodes if shape is None else shape.nodes,
                 **kwargs,
             )
+        if skip_attn_for_dummy_run:
+            if shape is not None:
+                self.rehearse()
+            return drafted
         if tree is not None:
             grown = self.grow(input_batch, num_rejected, tree, reads_paths=reads_paths, dummy_run=dummy_run)
             self.draft_tokens[:requests, : tree.nodes] = (

@@ -22,8 +22,10 @@ class SamplingSpeculator(ForeignSpeculator):
     def forget(self, slots: Tensor) -> None:
         """What pads a draft is token 0, which was then drawn with certainty."""
         if self.draft_logits is not None:
-            self.draft_logits[slots] = -torch.inf
-            self.draft_logits[slots, :, 0] = 0
+            # Assigned by index, a number would make the host wait for the device.
+            slots = slots.long()
+            self.draft_logits.index_fill_(0, slots, -torch.inf)
+            self.draft_logits[:, :, 0].index_fill_(0, slots, 0)
 
     def choose(self, logits: Tensor, active: Active, place: int, temperature: Tensor, seeds: Tensor) -> Tensor:
         """The tokens ``[A]`` of the target at ``place`` of the drafts, from ``logits`` ``[A, T]``."""

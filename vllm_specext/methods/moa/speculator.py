@@ -95,7 +95,7 @@ class MoASpeculator(TreeGrower):
     def capture(self) -> None:
         self.capture_growth()
 
-    def graph_shape(self, nodes: int, requests: int) -> TreeShape | None:
+    def grown_shape(self, nodes: int, requests: int) -> TreeShape | None:
         return self.shape_for(nodes, requests) if nodes else None
 
     def rows_by_layer(self, names: set[str], rows: TreeRows) -> dict[str, TreeRows]:
@@ -134,7 +134,8 @@ class MoASpeculator(TreeGrower):
         batch, requests = input_batch, input_batch.num_reqs
         drafted = self.draft_tokens[:requests]
         if skip_attn_for_dummy_run or not attn_metadata:
-            self._rehearse(batch.num_tokens)
+            self._rehearse_keeping(batch.num_tokens)
+            self.rehearse()
             return drafted
         reads_paths = self._lay_out_paths(batch, num_sampled)
         if not reads_paths:
@@ -229,12 +230,10 @@ class MoASpeculator(TreeGrower):
     def _own_names(self) -> tuple[str, str]:
         return self.read_attention.layer_name, self.verified_attention.layer_name
 
-    def _rehearse(self, rows: int) -> None:
-        """The passes without a cache, for vLLM to see how much memory they take."""
+    def _rehearse_keeping(self, rows: int) -> None:
+        """``_keep`` without a cache, for vLLM to see how much memory it takes."""
         layer = next(iter(get_layers_from_vllm_config(self.vllm_config, Attention).values()))
-        rows_at_once = min(rows, CHUNK)
-        size = (rows_at_once, len(self.target_names), layer.num_kv_heads, 2, layer.head_size)
-        ids = self.input_buffers.input_ids[:rows_at_once]
+        rows = min(rows, CHUNK)
+        size = (rows, len(self.target_names), layer.num_kv_heads, 2, layer.head_size)
         kv = torch.zeros(size, dtype=self.dtype, device=self.device)
-        self.model.keys_values(ids, self.input_buffers.positions[:rows_at_once], kv)
-        self._run_model(rows, None, None, num_tokens_across_dp=None)
+        self.model.keys_values(self.input_buffers.input_ids[:rows], self.input_buffers.positions[:rows], kv)
