@@ -97,26 +97,35 @@ def _attend(
     stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
     HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
-    """Add one tile of slots to the softmax. Only what somebody sees is read: a weight of 0 does not cancel a NaN."""
+    """Add one tile of slots to the softmax. Only what somebody sees is read: a weight of 0 does not cancel a NaN.
+    ``read`` and ``visible`` are ``None`` where all rows see all slots. ``scale`` is positive."""
     dim = tl.arange(0, BLOCK_D)
-    in_head = dim < HEAD_SIZE
-    page = tl.load(table_ptr + (slot // PAGE_SIZE) * stride_table, mask=read, other=0).to(tl.int64)
+    in_head = (dim < HEAD_SIZE)[None, :]
+    if read is not None:
+        page = tl.load(table_ptr + (slot // PAGE_SIZE) * stride_table, mask=read, other=0).to(tl.int64)
+        loaded = read[:, None] & in_head
+    else:
+        page = tl.load(table_ptr + (slot // PAGE_SIZE) * stride_table).to(tl.int64)
+        loaded = in_head
     place = slot % PAGE_SIZE
     keys = key_ptr + page * stride_key_page + place * stride_key_slot
     values = value_ptr + page * stride_value_page + place * stride_value_slot
-    key = tl.load(keys[None, :] + dim[:, None] * stride_key_dim, mask=read[None, :] & in_head[:, None], other=0.0)
-    value = tl.load(values[:, None] + dim[None, :] * stride_value_dim, mask=read[:, None] & in_head[None, :], other=0.0)
+    key = tl.load(keys[:, None] + dim[None, :] * stride_key_dim, mask=loaded, other=0.0)
+    value = tl.load(values[:, None] + dim[None, :] * stride_value_dim, mask=loaded, other=0.0)
     key, value = key.to(query.dtype), value.to(query.dtype)  # of float8
     # "ieee" is for float32, which tensor cores would cut to 10 bits of mantissa.
-    scores = tl.dot(query, key, input_precision="ieee") * scale
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
     if SOFT_CAP:
-        scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)  # tanh
-    scores = tl.where(visible, scores, float("-inf"))
+        scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scale * scores) - 1.0)  # tanh
+    if visible is not None:
+        scores = tl.where(visible, scores, float("-inf"))
+    # A maximum is kept as it came, and scaled with what it is taken from in one multiplication and addition.
+    factor = 1.0 if SOFT_CAP else scale
     new_top = tl.maximum(top, tl.max(scores, 1))
     # A row that has seen nothing yet has -inf for its maximum, and -inf less -inf would be NaN.
-    base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores - base[:, None])
-    shrink = tl.exp2(top - base)
+    base = tl.where(new_top == float("-inf"), 0.0, new_top) * factor
+    weights = tl.exp2(scores * factor - base[:, None])
+    shrink = tl.exp2(top * factor - base)
     acc = acc * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
     return acc, new_top, total * shrink + tl.sum(weights, 1)
 
@@ -194,7 +203,18 @@ def _tree_attention_kernel(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     column = tl.arange(0, BLOCK_N)
-    for tile in range(first, tl.minimum(last, prefix_tiles)):
+    whole_tiles = 0
+    if WINDOW == 0:
+        # Most tiles of the prefix are seen by all rows from end to end, and need no mask.
+        whole_tiles = prefix // BLOCK_N
+        for tile in range(first, tl.minimum(last, whole_tiles)):
+            acc, top, total = _attend(
+                acc, top, total, query, tile * BLOCK_N + column, None, None, table_ptr, key_ptr, value_ptr,
+                stride_table, stride_key_page, stride_key_slot, stride_key_dim,
+                stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
+                HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,
+            )  # fmt: skip
+    for tile in range(tl.maximum(first, whole_tiles), tl.minimum(last, prefix_tiles)):
         slot = begin + tile * BLOCK_N + column
         read = (slot >= lowest) & (slot < prefix)
         visible = read[None, :] & (slot[None, :] >= oldest[:, None])
@@ -223,7 +243,7 @@ def _tree_attention_kernel(
     if SPLIT:
         at = (run.to(tl.int64) * max_rows + row) * (KV_HEADS * GROUPS) + head
         in_parts = splits > 1
-        lse = top + tl.log2(total)  # -inf where the run shows the row nothing
+        lse = (top if SOFT_CAP else top * scale) + tl.log2(total)  # -inf where the run shows the row nothing
         tl.store(lse_ptr + at, lse, mask=own & in_parts)
         written = stored & in_parts & (total > 0)[:, None]
         tl.store(partial_ptr + at[:, None] * HEAD_SIZE + dim[None, :], attended, mask=written)

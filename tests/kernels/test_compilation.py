@@ -1,7 +1,9 @@
 """The Triton kernels compile to machine code for the GPUs that users have, checked without one."""
 
 import re
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from vllm_specext.kernels.tree_attention import TreeRows
 
 pytest.importorskip("triton")
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -128,9 +131,27 @@ def test_loads_of_keys_and_values_are_pipelined(compiled: tuple[int, Launched]) 
     if compiled[0] >= 89:
         attend(128, FP8, 60, 4, FP8)
     for name, kernel in compiled[1]:
-        # The words of the bits are in any case, by which the second of the two loops waits twice.
+        # The words of the bits are in any case, by which the last of the three loops waits twice.
         waits = kernel.asm["ptx"].count("cp.async.wait_group")
-        assert waits == (4 if name == "_tree_attention_kernel" else 0)
+        assert waits == (6 if name == "_tree_attention_kernel" else 0)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_products_on_a_hopper_gpu_do_not_wait_for_each_other(
+    compiled: tuple[int, Launched], head_size: int, tmp_path: Path
+) -> None:
+    """Its matrix units work on their own until they are waited for, which some ways of writing the loops cause ptxas to
+    do after each instruction."""
+    capability, launched = compiled
+    if capability != 90:
+        pytest.skip("other GPUs' matrix instructions are waited for by their results")
+    attend(head_size, torch.bfloat16, 60, runs=4)
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(launched[0][1].asm["cubin"])
+    command = [knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
+    machine_code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert machine_code.count("HGMMA") > 20
+    assert machine_code.count("WARPGROUP.DEPBAR") == 6  # two products in each of three loops
 
 
 def move_and_gather(dtype: torch.dtype, head_size: int, requests: int, levels: int) -> None:
