@@ -13,6 +13,7 @@ Shapes: ``R`` requests, ``D`` levels, ``W`` tokens of the window.
 """
 
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,18 @@ from vllm_specext.options import SwiftOptions
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.expansion import best_tokens
 from vllm_specext.tree.topology import Topology, pack
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the host has to know of a step."""
+
+    nodes: np.ndarray
+    """``[R]``, of the drafts made just now."""
+    roots: np.ndarray
+    """``[R]``: positions of the last sampled tokens."""
+    verified: np.ndarray
+    """``[R, 4]``: what the drafts before were worth, in ``Verification``'s order."""
 
 
 class SwiftSpeculator(TreeGrower):
@@ -129,7 +142,8 @@ class SwiftSpeculator(TreeGrower):
         self.writes[:requests] = not dummy_run
         if nodes == 0:
             if not dummy_run:
-                self._learn(batch, num_sampled, sampled.new_zeros(requests, 0), np.zeros(requests, dtype=np.int64))
+                nothing = sampled.new_zeros(requests, 2)
+                self._learn(batch, self._told(batch, num_sampled, nothing), nothing[:, :0], nothing[:, 1])
             return drafted
         tokens, log_probs = self._draft_chains(batch, nodes)
         tree = draft_tree(
@@ -143,8 +157,10 @@ class SwiftSpeculator(TreeGrower):
         drafted[:, :nodes] = tree.tokens
         if dummy_run:
             return drafted
-        self.draft_lengths, levels = self._keep(batch, drafted, nodes, tokens, tree.topology, tree.num_nodes)
-        self._learn(batch, num_sampled, tokens[:, :, 0], levels)
+        sizes = self._keep(batch, drafted, nodes, tokens, tree.topology, tree.num_nodes)
+        told = self._told(batch, num_sampled, sizes)
+        self.draft_lengths = told.nodes
+        self._learn(batch, told, tokens[:, :, 0], sizes[:, 1])
         return drafted
 
     def _draft_chains(self, batch: InputBatch, nodes: int) -> tuple[Tensor, Tensor]:
@@ -180,8 +196,8 @@ class SwiftSpeculator(TreeGrower):
 
     def _keep(
         self, batch: InputBatch, drafted: Tensor, nodes: int, tokens: Tensor, topology: Topology, num_nodes: Tensor
-    ) -> np.ndarray:
-        """Hand the trees to verification, chains where a request needs one; nodes and levels of each, ``[2, R]``."""
+    ) -> Tensor:
+        """Hand the trees to verification, chains where a request needs one; nodes and levels of each, ``[R, 2]``."""
         assert self.trees is not None
         needs_chain = self.trees.kinds[batch.idx_mapping_np] != Drafting.TREE
         levels = topology.depths.masked_fill(topology.depths > self.trees.shape.levels, 0).amax(dim=1)
@@ -194,22 +210,27 @@ class SwiftSpeculator(TreeGrower):
             topology = topology.where(chosen, Topology.chain(batch.num_reqs, nodes, self.device))
             num_nodes = torch.where(chosen[:, 0], levels, num_nodes)
         self.trees.write(batch.idx_mapping, batch.idx_mapping_np, topology, needs_chain)
-        return torch.stack((num_nodes, levels)).cpu().numpy()
+        return torch.stack((num_nodes, levels), dim=1)
 
-    def _learn(self, batch: InputBatch, num_sampled: Tensor, chains: Tensor, levels: np.ndarray) -> None:
+    def _told(self, batch: InputBatch, num_sampled: Tensor, sizes: Tensor) -> Told:
+        """In one copy, given ``sizes`` ``[R, 2]`` of the drafts."""
+        roots = self.tree_starts[: batch.num_reqs, None] - self.root_slots
+        copied = torch.cat((sizes[:, :1], roots, self._verified(batch, num_sampled)), dim=1).cpu().numpy()
+        return Told(nodes=copied[:, 0], roots=copied[:, 1], verified=copied[:, 2:])
+
+    def _learn(self, batch: InputBatch, told: Told, chains: Tensor, levels: Tensor) -> None:
         """Note how the last drafts did, and take a step of the search; ``chains`` ``[R, D]``, of which the first
         ``levels`` ``[R]`` count, were drafted just now."""
         slots = batch.idx_mapping
         drafts = batch.num_draft_tokens_per_req
-        if drafts is not None and drafts.any():
-            verified = self._verified(batch, num_sampled).tolist()
-            for place in np.flatnonzero(drafts):
-                self.search.note(Verification(*verified[place]))
+        if drafts is not None:
+            for worth in told.verified[np.flatnonzero(drafts)].tolist():
+                self.search.note(Verification(*worth))
         self.chains[slots, : chains.shape[1]] = chains
-        self.levels_drafted[slots] = torch.from_numpy(levels).to(self.device, non_blocking=True)
+        self.levels_drafted[slots] = levels
         candidate = self.search.propose()
         if candidate is not None:
-            self._evaluate(batch, candidate)
+            self._evaluate(batch, int(told.roots[0]), candidate)
         if self.keeper is not None:
             self.keeper.look()
 
@@ -225,9 +246,9 @@ class SwiftSpeculator(TreeGrower):
         right, reached = right_tokens(self.chains[slots], text, known=(place < levels) & (place < sampled))
         return torch.cat((sampled - 1, levels, right[:, None], reached[:, None]), dim=1)
 
-    def _evaluate(self, batch: InputBatch, candidate: Candidate) -> None:
-        """One step of the search, if the first request has a window of its own text."""
-        root = int(self.tree_starts[0]) - self.root_slots
+    def _evaluate(self, batch: InputBatch, root: int, candidate: Candidate) -> None:
+        """One step of the search, if the first request, whose last token is at position ``root``, has a window of its
+        own text."""
         first = root - self.window
         prompt = int(self.req_states.prompt_len.np[batch.idx_mapping_np[0]])
         if first < prompt or root + self.window + 1 >= self.max_model_len:
