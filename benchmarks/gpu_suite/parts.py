@@ -87,6 +87,16 @@ PARTS = (
     ),
     Part("attention_tiles", "other tiles of tree attention", "attention", "tile_rows", 30, 200, ATTENTION),
     Part("tgf_tiles", "other tiles of token-guided fusion", "fusion", "tile_rows", 30, 200, FUSION),
+    Part(
+        "lossless",
+        "tokens of every method beside those of plain decoding",
+        "lossless",
+        "rows",
+        90,
+        420,
+        (HERE + "lossless.py", "kernels", "vllm_specext", "tests/engine"),
+        needs="vllm",
+    ),
     *(
         Part(f"engine:{name}", f"steps of vLLM, {name}", "engine", "rows", 60, 240, ENGINE, (name,), "vllm")
         for name in ENGINE_METHODS

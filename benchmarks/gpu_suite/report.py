@@ -25,6 +25,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "floor_share",
     ),
     "tgf_tiles": ("rows", "tile", "block_m", "block_n", "depth_bytes", "stages", "warps", "us", "floor_share"),
+    "lossless": ("method", "against", "requests", "different", "drafts", "accepted", "seconds", "message"),
     "engine": (
         *("method", "requests", "step_ms", "gpu_busy_ms", "gpu_idle_share", "launches_per_step", "tokens_per_step"),
         *("assumed_tokens_per_step", "faster_from", "tokens_per_second"),
@@ -82,7 +83,7 @@ def tables(store: Store) -> list[Table]:
     return shown
 
 
-_TEXT = ("what", "file", "implementation", "method", "tile", "test", "message", "how")
+_TEXT = ("what", "file", "implementation", "method", "against", "tile", "test", "message", "how")
 
 
 def _cell(value: Any) -> str:

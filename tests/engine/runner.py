@@ -48,6 +48,10 @@ def keep_asynchronous_scheduling() -> None:
 def measure_memory_first() -> None:
     """Run the models before there are caches, as GPU workers do. A CPU's worker spares itself that where it can. The
     runner is thereby loaded before the plug-in, as by programs that use it themselves."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     CPUWorker._should_warm_up_model = lambda self: True  # type: ignore[method-assign]
@@ -323,6 +327,9 @@ def main(spec_path: str, out_path: str) -> None:
         start_ray(spec["ray"], spec_path)
     from vllm import LLM
 
+    from vllm_specext.plugin import register
+
+    register()  # also where no entry point announces the package
     llm = LLM(disable_log_stats=False, **spec["llm"])
     if spec.get("record"):
         record_drafter(spec["llm"]["speculative_config"]["method"], spec["record"])

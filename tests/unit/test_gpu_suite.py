@@ -4,6 +4,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -111,7 +112,7 @@ def test_engine_stands_for_all_its_methods() -> None:
 def test_every_part_has_its_sources_and_its_function(each: parts.Part) -> None:
     assert all((machine.ROOT / path).exists() for path in each.sources)
     assert f"benchmarks/gpu_suite/{each.module}.py" in each.sources
-    assert callable(getattr(globals()[each.module], each.function))
+    assert callable(getattr(import_module(f"benchmarks.gpu_suite.{each.module}"), each.function))
 
 
 def test_parts_that_are_done_are_not_run_again(tmp_path: Path, sources: Path) -> None:

@@ -83,7 +83,8 @@ CATALOGUE: tuple[Patch, ...] = (
         "speculator",
         "vllm.v1.worker.gpu.spec_decode.init_speculator",
         "the choice of the speculator is a closed if/elif",
-        "wrapped: our methods get their own DraftModelSpeculator",
+        "wrapped, also under the runner's own name for it where that was loaded before the plug-in: our methods get "
+        "their own DraftModelSpeculator",
         "RFC vllm#36219 (proposer registry)",
         "vLLM lets plug-ins register speculative methods",
     ),

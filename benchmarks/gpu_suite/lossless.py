@@ -1,0 +1,125 @@
+"""The part ``lossless``: whether the tokens of every method are those of plain decoding, on this GPU.
+
+The bundled models in float32 answer the requests of ``tests/engine``, greedy and seeded, in an engine of its own for
+each configuration and several engines at a time. Where drafts are drawn, only the greedy ones are asked, because the
+others are the same in their law alone. The last row is a deliberate fault, which has to be noticed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_suite.machine import ROOT
+
+AT_ONCE = 4
+SHARE_OF_THE_GPU = 0.15
+"""For each; the models need far less."""
+IN_GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_capture_sizes": [1, 2, 4, 8, 25, 50, 100, 200]}
+"""Compiled, and so beside plain decoding that is compiled too: those kernels round otherwise than eager passes."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    llm: dict[str, Any] = field(default_factory=dict)
+    against: str | None = "plain"
+    greedy_only: bool = False
+    fault: str | None = None
+    """A function of ``tests/engine/runner.py`` that makes the tokens wrong."""
+
+    def asked(self) -> list[int]:
+        """Places of the requests among all."""
+        temperatures = [request["sampling"].get("temperature") for request in chain.from_iterable(rounds())]
+        return [place for place, temperature in enumerate(temperatures) if temperature == 0 or not self.greedy_only]
+
+
+def rounds() -> list[list[dict[str, Any]]]:
+    """The second is answered from the prefix cache in part."""
+    from tests.engine.conftest import AGAIN, ROUND
+
+    return [ROUND, AGAIN]
+
+
+def configurations() -> dict[str, Configuration]:
+    from tests.engine.conftest import CHAIN, moa, tree
+    from vllm_specext.demo.server import SLEM, SLRS, SWIFT, TLI
+
+    others = {"swift": SWIFT, "slem": SLEM, "tli": TLI, "slrs": SLRS}
+    own = {name: {"speculative_config": each} for name, each in others.items()}
+    return {
+        "plain": Configuration(against=None),
+        "plain in graphs": Configuration(IN_GRAPHS, against=None),
+        "griffin chain": Configuration({"speculative_config": CHAIN}),
+        "griffin tree": Configuration(tree(24, 4)),
+        "griffin tree in graphs": Configuration(tree(24, 4) | IN_GRAPHS, "plain in graphs"),
+        "moa tree": Configuration(moa(24, 4)),
+        "moa tree in graphs": Configuration(moa(24, 4) | IN_GRAPHS, "plain in graphs"),
+        **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in own.items()},
+        "griffin tree, a wrong mask bit": Configuration(tree(24, 4), fault="flip_an_ancestor_bit"),
+    }
+
+
+def rows(run: Callable[[Configuration], dict[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
+    """``run`` gives what ``tests/engine/runner.py`` writes."""
+    known = configurations()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        begun = {name: pool.submit(_timed, run or engine, each) for name, each in known.items()}
+        for name, each in known.items():
+            row = {"method": name, "against": each.against, "requests": len(each.asked())}
+            try:
+                result = begun[name].result()
+                row |= {"seconds": result["seconds"]} | drafts(result)
+                if each.against is not None:
+                    row |= compared(each, result, begun[each.against].result())
+            except RuntimeError as error:
+                row |= {"wrong": True, "message": str(error)}
+            yield row
+
+
+def drafts(result: dict[str, Any]) -> dict[str, int]:
+    counted = {name.rpartition("num_")[2]: int(value) for name, value in result["counters"].items()}
+    return {"drafts": counted.get("drafts", 0), "accepted": counted.get("accepted_tokens", 0)}
+
+
+def compared(each: Configuration, one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """How many requests have other tokens; ``wrong`` also where nothing was accepted, so that nothing was shown."""
+    pairs = zip(one["outputs"], (other["outputs"][place] for place in each.asked()), strict=True)
+    different = sum(a["ids"] != b["ids"] for a, b in pairs)
+    fine = different > 0 if each.fault else different == 0 and drafts(one)["accepted"] > 0
+    return {"different": different, "wrong": not fine}
+
+
+def _timed(run: Callable[[Configuration], dict[str, Any]], each: Configuration) -> dict[str, Any]:
+    begun = time.monotonic()
+    return run(each) | {"seconds": round(time.monotonic() - begun, 1)}
+
+
+def engine(each: Configuration) -> dict[str, Any]:
+    """Raises ``RuntimeError`` with the end of its log where an engine ends before its time."""
+    from tests.engine.conftest import ROOMY
+
+    asked = rounds()
+    if each.greedy_only:
+        together = list(chain.from_iterable(asked))
+        asked = [[together[place] for place in each.asked()]]
+    llm = ROOMY | {"gpu_memory_utilization": SHARE_OF_THE_GPU} | each.llm
+    spec = {"rounds": asked, "llm": llm, "sabotage": each.fault}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"VLLM_USE_V2_MODEL_RUNNER": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "spec", Path(folder) / "made"
+        given.write_text(json.dumps(spec))
+        command = [sys.executable, str(ROOT / "tests" / "engine" / "runner.py"), str(given), str(made)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError((done.stdout + done.stderr)[-1000:])
+        result: dict[str, Any] = json.loads(made.read_text())
+        return result

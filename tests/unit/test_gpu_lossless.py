@@ -1,0 +1,53 @@
+"""The GPU suite's comparison of tokens, without engines."""
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.gpu_suite import lossless
+
+
+class Answers:
+    """Of engines: ``different`` are the configurations with another token, ``dead`` those that end with an error."""
+
+    def __init__(self, different: Callable[[lossless.Configuration], bool], dead: str = "") -> None:
+        self.different, self.dead = different, dead
+
+    def __call__(self, each: lossless.Configuration) -> dict[str, Any]:
+        method = each.llm.get("speculative_config", {}).get("method", "plain")
+        if method == self.dead:
+            raise RuntimeError("the end of the log")
+        ids = [0, 1 if self.different(each) else 2]
+        accepted = 0 if method == "plain" else 7
+        counters = {"vllm:spec_decode_num_drafts": 9, "vllm:spec_decode_num_accepted_tokens": accepted}
+        return {"outputs": [{"ids": ids}] * len(each.asked()), "counters": counters}
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        return {row["method"]: row for row in lossless.rows(self)}
+
+
+def test_equal_tokens_are_right_and_a_fault_that_changes_none_is_wrong() -> None:
+    found = Answers(different=lambda each: False).rows()
+    assert [name for name, row in found.items() if row.get("wrong")] == ["griffin tree, a wrong mask bit"]
+    assert found["griffin tree"]["different"] == 0
+    assert found["griffin tree"]["accepted"] == 7
+    assert "wrong" not in found["plain"]
+    assert found["slrs"]["requests"] < found["tli"]["requests"] == 45
+
+
+def test_other_tokens_are_wrong_but_for_the_fault() -> None:
+    found = Answers(different=lambda each: "speculative_config" in each.llm).rows()
+    right = [name for name, row in found.items() if not row.get("wrong")]
+    assert right == ["plain", "plain in graphs", "griffin tree, a wrong mask bit"]
+    assert found["tli"]["different"] == 45
+
+
+def test_an_engine_that_ends_costs_its_own_row() -> None:
+    found = Answers(different=lambda each: bool(each.fault), dead="moa").rows()
+    assert [name for name, row in found.items() if row.get("wrong")] == ["moa tree", "moa tree in graphs"]
+    assert found["moa tree"]["message"] == "the end of the log"
+
+
+def test_drafts_of_which_none_is_accepted_show_nothing() -> None:
+    configuration = lossless.Configuration({"speculative_config": {}})
+    result = {"outputs": [{"ids": [1]}] * 45, "counters": {"vllm:spec_decode_num_accepted_tokens": 0}}
+    assert lossless.compared(configuration, result, result) == {"different": 0, "wrong": True}
