@@ -203,18 +203,22 @@ def _tree_attention_kernel(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     column = tl.arange(0, BLOCK_N)
-    whole_tiles = 0
-    if WINDOW == 0:
-        # Most tiles of the prefix are seen by all rows from end to end, and need no mask.
-        whole_tiles = prefix // BLOCK_N
-        for tile in range(first, tl.minimum(last, whole_tiles)):
-            acc, top, total = _attend(
-                acc, top, total, query, tile * BLOCK_N + column, None, None, table_ptr, key_ptr, value_ptr,
-                stride_table, stride_key_page, stride_key_slot, stride_key_dim,
-                stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
-                HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,
-            )  # fmt: skip
-    for tile in range(tl.maximum(first, whole_tiles), tl.minimum(last, prefix_tiles)):
+    # Most tiles of the prefix are seen by all rows from end to end, and need no mask. Those before are at the window's
+    # edge, which no row has more than the nodes away from that of the root; the last one is behind.
+    edge = 0
+    if WINDOW:
+        edge = tl.cdiv(tl.maximum(prefix + num_nodes - WINDOW - begin, 0), BLOCK_N)
+    whole = tl.minimum(tl.maximum(first, edge), last)
+    behind = tl.maximum(tl.minimum(last, (prefix - begin) // BLOCK_N), whole)
+    for tile in range(whole, behind):
+        acc, top, total = _attend(
+            acc, top, total, query, begin + tile * BLOCK_N + column, None, None, table_ptr, key_ptr, value_ptr,
+            stride_table, stride_key_page, stride_key_slot, stride_key_dim,
+            stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
+            HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,
+        )  # fmt: skip
+    for place in range(first, tl.minimum(last, prefix_tiles) - (behind - whole)):
+        tile = place + tl.where(place < whole, 0, behind - whole)
         slot = begin + tile * BLOCK_N + column
         read = (slot >= lowest) & (slot < prefix)
         visible = read[None, :] & (slot[None, :] >= oldest[:, None])
@@ -284,10 +288,13 @@ def _merge_kernel(
 
 def tile_for(query: Tensor, key_cache: Tensor, rows: TreeRows) -> Tile:
     packed = rows.max_query_len * (query.shape[1] // key_cache.shape[1])
-    row_bytes = triton.next_power_of_2(query.shape[2]) * max(query.element_size(), 2)  # float8 is converted to float16
+    padded = triton.next_power_of_2(query.shape[2])
+    row_bytes = padded * max(query.element_size(), 2)  # float8 is converted to float16
     block_m = max(16, min(128, triton.next_power_of_2(packed), QUERY_TILE_BYTES // row_bytes))
     block_n = max(16, min(64, KEY_TILE_BYTES // row_bytes))
-    return Tile(block_m, block_n, warps=8 if block_m == 128 else 4, stages=2)
+    # The accumulators alone take 64 registers of each thread, and from 128 on the rest would not fit.
+    warps = 8 if block_m == 128 or block_m * padded > 64 * 128 else 4
+    return Tile(block_m, block_n, warps, stages=2)
 
 
 def row_tiles(query: Tensor, key_cache: Tensor, rows: TreeRows, tile: Tile) -> int:

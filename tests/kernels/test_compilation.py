@@ -136,22 +136,27 @@ def test_loads_of_keys_and_values_are_pipelined(compiled: tuple[int, Launched]) 
         assert waits == (6 if name == "_tree_attention_kernel" else 0)
 
 
-@pytest.mark.parametrize("head_size", [64, 128, 256])
+def dumped(kernel: Any, what: str, folder: Path) -> str:
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    command = [knobs.nvidia.cuobjdump.path, what, str(cubin)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(("head_size", "window"), [(64, 0), (128, 0), (128, 4096), (256, 0)])
 def test_products_on_a_hopper_gpu_do_not_wait_for_each_other(
-    compiled: tuple[int, Launched], head_size: int, tmp_path: Path
+    compiled: tuple[int, Launched], head_size: int, window: int, tmp_path: Path
 ) -> None:
     """Its matrix units work on their own until they are waited for, which some ways of writing the loops cause ptxas to
     do after each instruction."""
     capability, launched = compiled
     if capability != 90:
         pytest.skip("other GPUs' matrix instructions are waited for by their results")
-    attend(head_size, torch.bfloat16, 60, runs=4)
-    cubin = tmp_path / "kernel.cubin"
-    cubin.write_bytes(launched[0][1].asm["cubin"])
-    command = [knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
-    machine_code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    attend(head_size, torch.bfloat16, 60, runs=4, sliding_window=window)
+    machine_code = dumped(launched[0][1], "-sass", tmp_path)
     assert machine_code.count("HGMMA") > 20
     assert machine_code.count("WARPGROUP.DEPBAR") == 6  # two products in each of three loops
+    assert "STACK:0" in dumped(launched[0][1], "-res-usage", tmp_path)  # nothing is put off for want of registers
 
 
 def move_and_gather(dtype: torch.dtype, head_size: int, requests: int, levels: int) -> None:
