@@ -35,6 +35,13 @@ def test_any_number_of_runs_gives_the_same(changes: dict[str, Any]) -> None:
     close(make(**MIXED), **changes)
 
 
+@pytest.mark.parametrize("implementation", [1, 7], indirect=True)
+@pytest.mark.parametrize("window", [0, 40, 70, 150, 400])
+def test_tiles_inside_a_window_at_its_edge_and_behind_it_are_all_attended_to(window: int) -> None:
+    """Tiles of 64 slots, of which most are seen by all rows."""
+    close(make([9, 1, 5, 20], [331, 64, 0, 500], head_size=32), sliding_window=window)
+
+
 @pytest.mark.parametrize("implementation", [1, 6], indirect=True)
 def test_rows_of_several_tiles_attend_as_those_of_one() -> None:
     """More rows times heads than one program takes."""
