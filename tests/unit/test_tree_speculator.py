@@ -41,13 +41,15 @@ def test_a_level_that_does_not_fit_the_drafters_buffers_is_given_up_for_a_chain(
 
 
 def test_the_memory_that_is_measured_is_that_of_the_schedules_trees() -> None:
-    grown = []
+    """With nothing written, whatever the buffers hold."""
+    done: list[Any] = []
 
     def grow(requests: int, shape: TreeShape, *, reads_paths: bool, longest: int) -> None:
-        grown.append((requests, shape))
+        done.append((requests, shape))
 
-    speculator(max_num_tokens=80, max_num_reqs=3, max_model_len=512, _grow=grow).rehearse()
-    assert grown == [(3, TreeShape(59, 6, 10))]
-    grown.clear()
-    speculator(max_num_tokens=79, max_num_reqs=8, max_model_len=512, _grow=grow).rehearse()
-    assert grown == [(4, TreeShape(59, 6, 10))]
+    own: dict[str, Any] = {"_grow": grow, "stop_writing": lambda first, end: done.append((first, end))}
+    speculator(max_num_tokens=80, max_num_reqs=3, max_model_len=512, **own).rehearse()
+    assert done == [(0, 3), (3, TreeShape(59, 6, 10))]
+    done.clear()
+    speculator(max_num_tokens=79, max_num_reqs=8, max_model_len=512, **own).rehearse()
+    assert done == [(0, 4), (4, TreeShape(59, 6, 10))]

@@ -127,6 +127,7 @@ class TreeGrower(EagleSpeculator):
         for _, last, nodes in self.speculative_config.schedule:
             requests = min(last, self.max_num_reqs)
             if (shape := self.grown_shape(nodes, requests)) is not None:
+                self.stop_writing(0, requests)
                 self._grow(requests, shape, reads_paths=False, longest=self.max_model_len)
 
     def capture_growth(self) -> None:
