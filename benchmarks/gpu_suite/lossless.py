@@ -63,6 +63,10 @@ def configurations() -> dict[str, Configuration]:
         "moa tree": Configuration(moa(24, 4)),
         "moa tree in graphs": Configuration(moa(24, 4) | IN_GRAPHS, "plain in graphs"),
         **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in own.items()},
+        **{
+            f"{name} in graphs": Configuration(llm | IN_GRAPHS, "plain in graphs", greedy_only=name == "slrs")
+            for name, llm in own.items()
+        },
         "griffin tree, a wrong mask bit": Configuration(tree(24, 4), fault="flip_an_ancestor_bit"),
     }
 

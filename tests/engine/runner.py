@@ -5,9 +5,9 @@
 ``SPEC``: ``llm`` (keyword arguments of ``vllm.LLM``), ``rounds`` (lists of ``{"ids": [...], "sampling": {...}}``, with
 the folder of a LoRA adapter as ``"lora"`` where wanted, one ``generate`` call each), ``keep_async`` (leave asynchronous
 scheduling as vLLM decided it, which its CPU platform then switches off), ``sabotage`` (name of a deliberate fault in
-this file, for the negative controls), ``graphs`` (sizes of emulated CUDA graphs of the drafter), ``record`` (file
-for the inputs and outputs of the drafter's forward passes) and ``ray`` (number of ranks that Ray runs on this machine's
-cores).
+this file, for the negative controls), ``graphs`` (numbers of requests that the drafter's recorded graphs are for),
+``record`` (file for the inputs and outputs of the drafter's forward passes) and ``ray`` (number of ranks that Ray runs
+on this machine's cores).
 ``OUT``: token ids per request, logprobs where asked, counters, and the number of verifications by nodes.
 """
 
@@ -211,48 +211,16 @@ def record_drafter(method: str, path: str) -> None:
     drafter.forward = forward
 
 
-def emulate_graphs(sizes: list[int]) -> None:
-    """Grow trees as CUDA graphs of these numbers of requests do: padded to the next of them, from the speculator's
-    buffers alone, which must not move between capture and replay."""
-    from vllm.config.compilation import CUDAGraphMode
-    from vllm.platforms import current_platform
+def record_graphs(sizes: list[int]) -> None:
+    """Draft in CUDA graphs, as far as a CPU can have them."""
+    sys.path.append(str(Path(__file__).parents[2]))
+    from tests.engine.recorded_graphs import install
 
-    import vllm_specext.engine.tree_growth as growth
-    from vllm_specext.engine.growth_graphs import GrowthGraphs
-
-    class Emulated(GrowthGraphs[Any]):
-        def __init__(self, vllm_config: Any, device: Any, mode: Any, *args: Any) -> None:
-            vllm_config.compilation_config.cudagraph_capture_sizes = sizes
-            super().__init__(vllm_config, device, CUDAGraphMode.FULL, *args)
-
-        def capture(self, create_forward: Any, *args: Any) -> None:
-            for size in self._sizes:
-                self.graphs[size] = create_forward(size, False)
-                self.graphs[size](CUDAGraphMode.NONE)
-            self._graphs_captured = True
-
-        def run_fullgraph(self, size: Any) -> None:
-            self.graphs[size](CUDAGraphMode.NONE)
-            replays.append(size.num_tokens)
-
-    def grow(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.growth_graphs is None:  # there are no caches yet
-            return stock(self, *args, **kwargs)
-        buffers = {name: value.data_ptr() for name, value in vars(self).items() if hasattr(value, "data_ptr")}
-        if not self.growth_graphs._graphs_captured:
-            self.capture_growth()
-            self.captured_buffers = buffers
-        assert buffers == self.captured_buffers, "a buffer has moved"
-        return stock(self, *args, **kwargs)
-
-    type(current_platform).get_global_graph_pool = lambda self: None  # type: ignore[method-assign]
-    growth.GrowthGraphs = Emulated  # type: ignore[misc]
-    stock = growth.TreeGrower.grow
-    growth.TreeGrower.grow = grow  # type: ignore[method-assign]
+    install(sizes, replays)
 
 
-replays: list[int] = []
-"""Sizes of the emulated graphs that ran."""
+replays: list[Any] = []
+"""What ran of them."""
 
 
 def sampling_params(values: dict[str, Any]) -> Any:
@@ -315,7 +283,7 @@ def replace_in_vllm(spec: dict[str, Any]) -> None:
     if spec.get("keep_async"):
         keep_asynchronous_scheduling()
     if spec.get("graphs"):
-        emulate_graphs(spec["graphs"])
+        record_graphs(spec["graphs"])
     if spec.get("sabotage"):
         globals()[spec["sabotage"]]()
 

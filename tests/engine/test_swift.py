@@ -50,6 +50,23 @@ def test_swift_gives_the_tokens_of_plain_decoding(
     assert len(found.history) == result["counters"]["vllm:specext_swift_search_steps"]
 
 
+def test_passes_in_graphs_are_those_without(engines: Engines, plain: Result, tmp_path: Path) -> None:
+    """What CUDA graphs of the sub-layers would replay is recorded; evaluated sets leave out others than drafts do."""
+    results, scores = {}, {}
+    for graphs in (None, [1, 2, 4, 8]):
+        path = tmp_path / f"{graphs}.json"
+        result = engines(swift(swift_bayes_interval=0, swift_save=str(path)), graphs=graphs)
+        assert differing(result, plain) == []
+        scores[graphs is None] = [step.score for step in read_found(path).history]
+        results[graphs is None] = result
+    assert set(results[False]["replays"]) == {1, 2, 4, 8, "window"}
+    steps = min(map(len, scores.values()))
+    assert steps > 100
+    assert scores[True][:steps] == scores[False][:steps]
+    drafted, in_graphs = (results[key]["counters"]["vllm:specext_swift_acceptance"] for key in (True, False))
+    assert in_graphs == pytest.approx(drafted, rel=0.02)
+
+
 @pytest.mark.extended
 def test_a_draft_that_skips_nothing_is_always_accepted(engines: Engines, tmp_path: Path) -> None:
     target = {"model": "any", "architecture": "LlamaForCausalLM", "layers": 12, "hidden_size": 256, "vocab_size": 2048}

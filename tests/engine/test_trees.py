@@ -73,7 +73,7 @@ def test_compiled_trees_give_the_tokens_of_compiled_plain_decoding(engines: Engi
 
 
 def test_trees_grown_in_graphs_are_those_grown_without(engines: Engines, plain: Result) -> None:
-    """Emulated: what a CUDA graph would replay is run again, padded as a graph is, from the same buffers."""
+    """What CUDA graphs would replay is recorded, padded as they are."""
     result = engines(tree(24, 4), graphs=[2, 5, 8])
     assert differing(result, plain) == []
     assert set(result["replays"]) == {2, 5, 8}

@@ -89,6 +89,15 @@ CATALOGUE: tuple[Patch, ...] = (
         "vLLM lets plug-ins register speculative methods",
     ),
     Patch(
+        "attention layers",
+        "vllm.v1.attention.backend.AttentionImpl.forward",
+        "no backend takes a mask of ancestors, and a step may hold rows of trees and others",
+        "wrapped on the instances whose layers verify or draft trees: rows that the step's metadata names run tree "
+        "attention, all others the backend's own kernel",
+        "vllm#42121 removed the tree attention backend; asked for in vllm#18327, #37396, #40809",
+        "vLLM verifies trees whose shape differs by request",
+    ),
+    Patch(
         "verification",
         "vllm.v1.worker.gpu.model_states.resolve_model_state_cls",
         "vLLM's rejection sampler keeps the law of the output only; the target's own sampler keeps the very tokens",
@@ -122,6 +131,16 @@ CATALOGUE: tuple[Patch, ...] = (
         "wrapped: afterwards rank 0 logs the method, its drafts, its memory and its graphs, one line each",
         "none: vLLM's speculators log nothing",
         "vLLM asks the speculator for a description",
+    ),
+    Patch(
+        "fused kernels",
+        "vllm.model_executor.custom_op.CustomOp.dispatch_forward",
+        "a model that is to be compiled has its norms, activations and rotary embeddings in torch, operation by "
+        "operation; SWIFT runs its layers one by one, which nothing compiles",
+        "while SWIFT's drafts are captured, and no longer, the target's own modules take the kernels that vLLM takes "
+        "with --enforce-eager",
+        "none: vLLM chooses once for a model",
+        "vLLM lets a model run uncompiled with its kernels",
     ),
     Patch(
         "metrics",

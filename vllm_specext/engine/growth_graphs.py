@@ -8,16 +8,15 @@ write no keys and values.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import torch
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorBatchDescriptor
 
+from vllm_specext.engine.graph_sizes import drafted_sizes
 from vllm_specext.tree.budget import TreeShape
 
 Result = TypeVar("Result")
@@ -43,16 +42,9 @@ class GrowthGraphs(CudaGraphManager, Generic[Result]):
         super().__init__(vllm_config, device, CUDAGraphMode.FULL_DECODE_ONLY if full else CUDAGraphMode.NONE, 1)
 
     def _init_candidates(self) -> None:
-        """Numbers of requests are vLLM's capture sizes; trees are those that the schedule has for such a number."""
-        sizes = self.compilation_config.cudagraph_capture_sizes
-        if not (self.cudagraph_mode and sizes):
+        """Trees are those that the schedule has for a number of requests."""
+        if not self.cudagraph_mode:
             return
-        numbers = sorted({min(size, self.max_num_reqs) for size in sizes})
-        schedule = build_dynamic_sd_schedule_lookup(
-            self.vllm_config.speculative_config.schedule,
-            vllm_max_batch_size=self.max_num_reqs,
-            vllm_num_speculative_tokens=self.vllm_config.num_speculative_tokens,
-        )
         self._sizes = [
             Size(
                 cg_mode=CUDAGraphMode.FULL,
@@ -61,13 +53,14 @@ class GrowthGraphs(CudaGraphManager, Generic[Result]):
                 num_speculative_tokens=nodes,
                 reads_paths=reads_paths,
             )
-            for smaller, number in pairwise([0, *numbers])
-            for nodes in sorted(set(schedule[smaller + 1 : number + 1]))
+            for number, drafted in drafted_sizes(self.vllm_config).items()
+            for nodes in drafted
             if self._shape_for(nodes, number) is not None
             for reads_paths in (False, True)
         ]
         # The largest first: the others fit into its memory.
-        self._capture_descs = {CUDAGraphMode.FULL: self._sizes[::-1]}
+        if self._sizes:
+            self._capture_descs = {CUDAGraphMode.FULL: self._sizes[::-1]}
 
     def capture_all(self, grow: Callable[[int, TreeShape, bool], Result], clear: Callable[[int, int], None]) -> None:
         """Capture ``grow(requests, shape, reads_paths)`` for all sizes; ``clear(first, end)`` empties the buffers of

@@ -107,6 +107,13 @@ SIGNATURES: dict[str, str] = {
         "block_tables attn_groups"
     ),
     f"{_RUNNER}.attn_utils:build_slot_mappings_by_layer": "slot_mappings kv_cache_config",
+    f"{_RUNNER}.cudagraph_utils:CudaGraphManager.__init__": (
+        "self vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode ubatch_runner"
+    ),
+    f"{_RUNNER}.cudagraph_utils:CudaGraphManager.capture": "self create_forward_fn progress_bar_desc",
+    "vllm.compilation.cudagraph_pool:capture_pool": "pool vllm_config",
+    "vllm.distributed.parallel_state:graph_capture": "device",
+    "vllm.ir.op:IrOp.set_priority": "self priority",
     f"{_RUNNER}.block_table:BlockTables.append_block_ids": "self req_index new_block_ids overwrite",
 }
 """``module:object`` and its parameter names, for every vLLM callable that we replace, override or call by position."""

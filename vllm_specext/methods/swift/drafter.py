@@ -4,11 +4,15 @@ Only for targets whose layers are Llama's: attention behind one norm and an MLP 
 residual stream. A sub-layer that is left out is the identity, and a skipped attention writes no keys and values.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from vllm_specext.methods.swift.layers import SkipSet
+from vllm_specext.methods.swift.layers import ATTENTION, MLP, SkipSet, SubLayer
+
+END = "end"
 
 
 class SelfDrafter(nn.Module):
@@ -18,6 +22,17 @@ class SelfDrafter(nn.Module):
         super().__init__()
         self.target = target
         self.skipped = skipped
+        self._before: Callable[[SubLayer | str], None] = lambda piece: None
+
+    @contextmanager
+    def in_pieces(self, before: Callable[[SubLayer | str], None]) -> Iterator[None]:
+        """Skip nothing in here, and tell ``before`` of each sub-layer that is about to run and of the ``END``."""
+        own = self.skipped, self._before
+        self.skipped, self._before = SkipSet(self.skipped.layers, (), ()), before
+        try:
+            yield
+        finally:
+            self.skipped, self._before = own
 
     def forward(
         self,
@@ -27,13 +42,17 @@ class SelfDrafter(nn.Module):
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """``[T, E]``: what ``compute_logits`` reads."""
-        model, skipped = self.target.model, self.skipped
+        model, before = self.target.model, self._before
         hidden = self.target.embed_input_ids(input_ids)
+        # Added in place: a graph of one sub-layer finds the stream where the graph of any other left it.
         for place, layer in enumerate(model.layers):
-            if place not in skipped.attention:
-                hidden = hidden + layer.self_attn(positions=positions, hidden_states=layer.input_layernorm(hidden))
-            if place not in skipped.mlp:
-                hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            if (ATTENTION, place) not in self.skipped.sub_layers:
+                before((ATTENTION, place))
+                hidden += layer.self_attn(positions=positions, hidden_states=layer.input_layernorm(hidden))
+            if (MLP, place) not in self.skipped.sub_layers:
+                before((MLP, place))
+                hidden += layer.mlp(layer.post_attention_layernorm(hidden))
+        before(END)
         return model.norm(hidden)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:

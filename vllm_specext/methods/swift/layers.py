@@ -7,11 +7,15 @@ with ``L`` layers that leaves ``n = 2 (L - 2)`` sub-layers to choose from, the s
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from math import floor
 
 from vllm_specext.errors import ConfigurationError
 
 MIN_LAYERS = 3
+ATTENTION, MLP = "attention", "MLP"
+SubLayer = tuple[str, int]
+"""Its kind and its layer."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class SkipSet:
 
     def __post_init__(self) -> None:
         check_depth(self.layers)
-        for kind, skipped in (("attention", self.attention), ("MLP", self.mlp)):
+        for kind, skipped in ((ATTENTION, self.attention), (MLP, self.mlp)):
             if outside := [layer for layer in skipped if not 1 <= layer <= self.layers - 2]:
                 raise ConfigurationError(
                     f"The skipped {kind} layers include {outside[0]}, but of a target with {self.layers} layers only "
@@ -62,6 +66,10 @@ class SkipSet:
         """Ascending."""
         inner = self.layers - 2
         return tuple(layer - 1 for layer in self.attention) + tuple(inner + layer - 1 for layer in self.mlp)
+
+    @cached_property
+    def sub_layers(self) -> frozenset[SubLayer]:
+        return frozenset((kind, layer) for kind, own in ((ATTENTION, self.attention), (MLP, self.mlp)) for layer in own)
 
     def __len__(self) -> int:
         return len(self.attention) + len(self.mlp)

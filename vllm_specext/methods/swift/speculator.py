@@ -13,7 +13,9 @@ Shapes: ``R`` requests, ``D`` levels, ``W`` tokens of the window.
 """
 
 import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
 from vllm.distributed import get_tp_group
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
+from vllm_specext.engine.fused_kernels import fused_kernels
+from vllm_specext.engine.pass_graphs import PassGraphs
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.engine.tree_growth import TreeGrower
 from vllm_specext.methods.swift.acceptance import Verification
@@ -41,6 +46,9 @@ from vllm_specext.options import SwiftOptions
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.expansion import best_tokens
 from vllm_specext.tree.topology import Topology, pack
+
+WINDOW = "window"
+"""The pass that evaluates a set, among the graphs."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +77,26 @@ class SwiftSpeculator(TreeGrower):
         node = torch.arange(2 * self.window + 1, device=device)
         row = torch.arange(self.window, device=device)[:, None] + self.window + 1
         self.window_sees = pack((node > self.window) & (node <= row))[None]
+        self.own_bit = pack(torch.ones(1, 1, dtype=torch.bool, device=device))
+        self.pass_graphs: PassGraphs[Any] | None = None
 
     def make_buffers(self, shape: TreeShape) -> None:
         super().make_buffers(shape)
-        slots = self.max_num_reqs
-        self.root_ids = torch.zeros(slots, dtype=torch.int64, device=self.device)
-        self.chains = torch.zeros(slots, shape.levels, dtype=torch.int64, device=self.device)
+        slots, levels = self.max_num_reqs, shape.levels
+        self.next_ids = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        self.next_positions = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        candidates = (slots, levels, NUM_CANDIDATES)
+        self.level_tokens = torch.zeros(candidates, dtype=torch.int64, device=self.device)
+        self.level_log_probs = torch.zeros(candidates, dtype=torch.float32, device=self.device)
+        self.chains = torch.zeros(slots, levels, dtype=torch.int64, device=self.device)
         self.levels_drafted = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        self.window_ids = torch.zeros(self.window + 1, dtype=torch.int64, device=self.device)
+        self.window_start = torch.zeros(1, dtype=torch.int64, device=self.device)
+
+    def stop_writing(self, first: int, end: int) -> None:
+        super().stop_writing(first, end)
+        self.next_ids[first:end] = 0
+        self.next_positions[first:end] = 0
 
     def make_drafter(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         layers = len(target_model.model.layers)
@@ -107,8 +128,21 @@ class SwiftSpeculator(TreeGrower):
     def row_layer_names(self) -> set[str]:
         return self.target_names
 
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        self.pass_graphs = PassGraphs(self.vllm_config, self.device, cudagraph_mode)
+
     def capture(self) -> None:
-        """Nothing: the passes change with the set, and their number with what is drafted."""
+        """All sub-layers one by one, since the search changes the set; how many passes there are, the host decides."""
+        graphs = self.pass_graphs
+        assert graphs is not None
+        if not graphs.needs_capture():
+            return
+        self.stop_writing(0, graphs.sizes[-1])
+        longest = self.max_model_len
+        passes: dict[Hashable, Any] = {size: partial(self._draft_level, size, longest) for size in graphs.sizes[::-1]}
+        passes[WINDOW] = partial(self._matches, longest)
+        with fused_kernels(self.model), self.model.in_pieces(graphs.cut):
+            graphs.capture_passes(passes)
 
     @torch.inference_mode()
     def propose(
@@ -137,7 +171,7 @@ class SwiftSpeculator(TreeGrower):
             return drafted
         slots = batch.idx_mapping
         sampled, prompt = last_sampled.view(-1)[slots], next_prefill_tokens.view(-1)[slots]
-        self.root_ids[:requests] = torch.where(num_sampled > 0, sampled, prompt.to(sampled.dtype))
+        self.next_ids[:requests] = torch.where(num_sampled > 0, sampled, prompt.to(sampled.dtype))
         self.tree_starts[:requests] = batch.seq_lens[:requests] - num_rejected[:requests] + self.root_slots
         self.writes[:requests] = not dummy_run
         if nodes == 0:
@@ -168,30 +202,43 @@ class SwiftSpeculator(TreeGrower):
         assert self.trees is not None
         requests = batch.num_reqs
         self.model.skipped = self.search.active
-        roots = self.tree_starts[:requests, None] - self.root_slots
+        self.next_positions[:requests] = self.tree_starts[:requests] - self.root_slots
+        graphs = self.pass_graphs
+        size = None if graphs is None else graphs.size_for(requests)
+        if size is not None:
+            self.stop_writing(requests, size)
         longest = int(batch.seq_lens_cpu_upper_bound[:requests].max()) + self.root_slots
-        ids = self.root_ids[:requests, None]
         alive = torch.ones(requests, dtype=torch.bool, device=self.device)
-        found = []
         for level in range(min(nodes, self.trees.shape.levels)):
-            features, _ = self.run_rows(
-                ids=ids,
-                features=None,
-                positions=roots + level,
-                slots=roots + level,
-                written=self.writes[:requests, None],
-                prefix_lens=roots[:, 0],
-                visible=self.trees.causal[level].expand(requests, 1, -1),
-                num_nodes=level + 1,
-                longest=longest + level,
-            )
-            found.append(best_tokens(self.model.compute_logits(features), NUM_CANDIDATES))
-            tokens, log_probs = found[-1]
-            ids = tokens[:, :1]
-            alive = alive & goes_on(log_probs[:, 0], self.options.swift_confidence)
+            if graphs is None or size is None:
+                tokens, log_probs = self._draft_level(requests, longest + level)
+            else:
+                tokens, log_probs = graphs.replay(size, without=self.model.skipped.sub_layers)
+            self.level_tokens[:requests, level] = tokens[:requests]
+            self.level_log_probs[:requests, level] = log_probs[:requests]
+            alive = alive & goes_on(log_probs[:requests, 0], self.options.swift_confidence)
             if not self.agreement.on(alive.any()):
                 break
-        tokens, log_probs = (torch.stack(parts, dim=1) for parts in zip(*found, strict=True))
+        return self.level_tokens[:requests, : level + 1], self.level_log_probs[:requests, : level + 1]
+
+    def _draft_level(self, requests: int, longest: int) -> tuple[Tensor, Tensor]:
+        """The most likely tokens behind those in the buffers, and their log-probabilities, ``[R, candidates]``; the
+        best of them is the next one there."""
+        positions = self.next_positions[:requests, None]
+        features, _ = self.run_rows(
+            ids=self.next_ids[:requests, None],
+            features=None,
+            positions=positions,
+            slots=positions,
+            written=self.writes[:requests, None],
+            prefix_lens=positions[:, 0],
+            visible=self.own_bit.expand(requests, 1, 1),
+            num_nodes=1,
+            longest=longest,
+        )
+        tokens, log_probs = best_tokens(self.model.compute_logits(features), NUM_CANDIDATES)
+        self.next_ids[:requests] = tokens[:, 0]
+        self.next_positions[:requests] += 1
         return tokens, log_probs
 
     def _keep(
@@ -263,17 +310,28 @@ class SwiftSpeculator(TreeGrower):
     def _matchness(self, batch: InputBatch, skipped: SkipSet, text: Tensor, first: int) -> float:
         """The share of ``text`` ``[W + 1]``, which begins at position ``first``, that follows from the token before."""
         self.model.skipped = skipped
+        self.window_ids.copy_(text)
+        self.window_start.fill_(first)
+        if self.pass_graphs is not None and self.pass_graphs.holds(WINDOW):
+            matches = self.pass_graphs.replay(WINDOW, without=skipped.sub_layers)
+        else:
+            matches = self._matches(first + 2 * self.window + 1)
+        return self.agreement.on(matches)
+
+    def _matches(self, longest: int) -> Tensor:
+        """The share of the window's tokens that are the most likely ones, as one number on the device."""
         row = torch.arange(self.window, device=self.device)[None]
+        start = self.window_start[:, None]
         features, _ = self.run_rows(
-            ids=text[None, :-1],
+            ids=self.window_ids[None, :-1],
             features=None,
-            positions=row + first,
-            slots=row + first + self.window + 1,
+            positions=row + start,
+            slots=row + start + self.window + 1,
             written=self.writes[:1, None],
-            prefix_lens=torch.full((1,), first, device=self.device),
+            prefix_lens=self.window_start,
             visible=self.window_sees,
             num_nodes=2 * self.window + 1,
-            longest=first + 2 * self.window + 1,
+            longest=longest,
         )
         predicted = self.model.compute_logits(features).argmax(dim=-1)
-        return self.agreement.on((predicted == text[1:]).float().mean())
+        return (predicted == self.window_ids[1:]).float().mean()

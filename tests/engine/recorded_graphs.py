@@ -1,0 +1,130 @@
+"""CUDA graphs on a CPU: what is captured is run and recorded, operation by operation, and replayed on the same memory.
+
+As on a device, a replay knows nothing of Python: it reads tensors where they were when they were captured and leaves
+its results there. What a device could not capture is refused: asking for a value on the host.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+aten = torch.ops.aten
+WAITS = {
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.equal.default,
+    aten.is_nonzero.default,
+}
+
+
+class RecordedGraph:
+    def __init__(self) -> None:
+        self.operations: list[tuple[Any, Any, Any, list[Tensor]]] = []
+
+    def replay(self) -> None:
+        for operation, args, kwargs, made in self.operations:
+            for old, new in zip(made, _tensors(operation(*args, **kwargs)), strict=True):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, graph: RecordedGraph) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in WAITS, f"a graph cannot be captured that runs {func}"
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        read = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
+        new = [tensor for tensor in _tensors(made) if tensor.untyped_storage().data_ptr() not in read]
+        # A view stays one.
+        if new or func._schema.is_mutable:
+            self.graph.operations.append((func, args, kwargs, _tensors(made)))
+        return made
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_iter(values) if isinstance(value, Tensor)]
+
+
+@contextmanager
+def recorded(graph: RecordedGraph, *args: Any, **kwargs: Any) -> Iterator[None]:
+    """In the place of ``torch.cuda.graph``."""
+    with _Recorder(graph):
+        yield
+
+
+def install(sizes: list[int], replays: list[Any]) -> None:
+    """Have speculators capture their graphs for these numbers of requests before their first real step, and note in
+    ``replays`` those that run."""
+    import vllm.v1.worker.gpu.cudagraph_utils as stock
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.platforms import current_platform
+
+    import vllm_specext.engine.growth_graphs as growth
+    import vllm_specext.engine.pass_graphs as passes
+    from vllm_specext.engine.foreign import ForeignSpeculator
+    from vllm_specext.engine.tree_speculator import TreeSpeculator
+    from vllm_specext.methods.moa.speculator import MoASpeculator
+    from vllm_specext.methods.swift.speculator import SwiftSpeculator
+
+    # Inside of an operation nothing is recorded, and attention is one that asks Python for its metadata.
+    Attention.use_direct_call = property(lambda self: True, lambda self, value: None)  # type: ignore[assignment]
+    torch.cuda.CUDAGraph, torch.cuda.graph = RecordedGraph, recorded  # type: ignore[misc, assignment]
+    type(current_platform).get_global_graph_pool = lambda self: None  # type: ignore[method-assign]
+    for module in (stock, passes):
+        module.graph_capture = lambda device: nullcontext()  # type: ignore[attr-defined, assignment]
+        module.capture_pool = lambda pool, config: nullcontext()  # type: ignore[attr-defined, assignment]
+        module.current_stream = lambda: None  # type: ignore[attr-defined, assignment]
+
+    for manager in (growth.GrowthGraphs, passes.PassGraphs):
+        _always_on(manager, sizes, CUDAGraphMode.FULL)
+    _note(growth.GrowthGraphs, "run_fullgraph", lambda size: replays.append(size.num_tokens))
+    _note(
+        passes.PassGraphs,
+        "replay",
+        lambda key: replays.append([key[0], key[1].rows] if isinstance(key, tuple) else key),
+    )
+    for speculator in (TreeSpeculator, MoASpeculator, SwiftSpeculator, ForeignSpeculator):
+        _capture_first(speculator)
+
+
+def _always_on(manager: Any, sizes: list[int], mode: Any) -> None:
+    stock = manager.__init__
+
+    def create(self: Any, vllm_config: Any, device: Any, given: Any, *args: Any) -> None:
+        vllm_config.compilation_config.cudagraph_capture_sizes = sizes
+        stock(self, vllm_config, device, mode, *args)
+
+    manager.__init__ = create
+
+
+def _note(manager: Any, name: str, note: Callable[[Any], None]) -> None:
+    stock = getattr(manager, name)
+
+    def noted(self: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        note(key)
+        return stock(self, key, *args, **kwargs)
+
+    setattr(manager, name, noted)
+
+
+def _capture_first(speculator: Any) -> None:
+    stock = speculator.propose
+
+    def propose(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("dummy_run") and not getattr(self, "has_captured", False):
+            self.has_captured = True
+            self.capture()
+        return stock(self, *args, **kwargs)
+
+    speculator.propose = propose

@@ -1,0 +1,33 @@
+"""vLLM's fused kernels in a model that was set up to be compiled.
+
+Such a model has its norms, activations and rotary embeddings in torch, for the compiler to fuse. Run layer by layer it
+is not compiled, and each of them would be several small kernels.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from torch import nn
+from vllm.ir.op import IrOp
+from vllm.model_executor.custom_op import CustomOp
+from vllm.platforms import current_platform
+
+
+@contextmanager
+def fused_kernels(model: nn.Module) -> Iterator[None]:
+    """What of ``model`` runs in here takes the kernels that vLLM takes with ``--enforce-eager``."""
+    if not current_platform.is_cuda():
+        yield
+        return
+    operations = {module: module._forward_method for module in model.modules() if isinstance(module, CustomOp)}
+    with ExitStack() as priorities:
+        for operation in IrOp.registry.values():
+            if "vllm_c" in operation.supported_providers():
+                priorities.enter_context(operation.set_priority(["vllm_c", "native"]))
+        try:
+            for module in operations:
+                module._forward_method = module.forward_cuda
+            yield
+        finally:
+            for module, forward in operations.items():
+                module._forward_method = forward
