@@ -68,7 +68,7 @@ def test_believing_every_draft_is_noticed(engines: Engines, plain: Result) -> No
     assert differing(engines(foreign("slem", FOREIGN_BPE), sabotage="accept_every_draft"), plain) != []
 
 
-DRAWN = {
+DRAWN: dict[str, dict[str, Any]] = {
     "tli": foreign("tli", FOREIGN_BPE, draft_sample_method="probabilistic"),
     "slrs": foreign("slrs", FOREIGN_BYTES),
 }
@@ -86,6 +86,19 @@ def test_greedy_requests_have_the_tokens_of_plain_decoding_where_drafts_are_draw
     assert len(greedy) > 12
     assert greedy.isdisjoint(differing(result, same[0]))
     assert accepted(result) > 50
+
+
+@pytest.mark.parametrize("method", ["slem", *(pytest.param(name, marks=pytest.mark.extended) for name in DRAWN)])
+def test_passes_in_graphs_are_those_without(engines: Engines, method: str) -> None:
+    """What CUDA graphs of the passes would replay is recorded."""
+    drafter = DRAWN[method] if method in DRAWN else foreign(method, FOREIGN_BPE)
+    served = [request for request in ASKED if not REFUSED & request["sampling"].keys()][:12]
+    result, eager = (engines(drafter, rounds=[served], graphs=graphs) for graphs in ([1, 2, 4, 8], None))
+    replayed = set(map(tuple, result["replays"]))
+    assert {size for size, _ in replayed} == {1, 2, 4, 8}
+    assert any(rows == 8 for _, rows in replayed)
+    assert differing(result, eager) == []
+    assert accepted(result) == pytest.approx(accepted(eager), rel=0.02)
 
 
 SAMPLES = 800

@@ -9,7 +9,7 @@ room for it.
 Shapes: ``R`` requests of the step, ``A`` of them active (drafted for), ``K`` drafted tokens, ``d`` hidden size.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import starmap
@@ -24,8 +24,11 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from vllm_specext.engine.own_drafter import OwnDrafter
+from vllm_specext.engine.node_passes import SINGLE, Kind
+from vllm_specext.engine.own_drafter import SHORT, OwnDrafter
+from vllm_specext.engine.pass_graphs import PassGraphs
 from vllm_specext.engine.requests import Drafting
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.foreign_vocab.bridge import Bridge
 from vllm_specext.methods.foreign_vocab.pairing import read_pairing
 
@@ -74,12 +77,17 @@ class Active:
 class ForeignSpeculator(DraftModelSpeculator):
     """What the methods with a foreign tokenizer have in common; ``draft`` and ``room`` are theirs."""
 
+    tree_levels = 1
+    """Of the trees that the drafter grows in its own cache; 1 where it grows none."""
+
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self.options: Any = self.speculative_config.options
         self.target_vocab_size: int = vllm_config.model_config.get_vocab_size()
         self.pairing = read_pairing(vllm_config.model_config, self.draft_model_config)
         self.texts: dict[int, Text] = {}
+        self.pass_graphs: PassGraphs[Tensor] | None = None
+        self.can_be_captured = True
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="specext-text")
         self.req_states: Any = None
         """vLLM's, of all requests."""
@@ -102,9 +110,19 @@ class ForeignSpeculator(DraftModelSpeculator):
         those of all slots."""
         raise NotImplementedError
 
+    def captured_kinds(self) -> Collection[Kind]:
+        """The passes over tree nodes that ``draft`` makes; a ``step`` is one too."""
+        return (SINGLE,)
+
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         self.drafter = OwnDrafter(self.vllm_config, self.device)
         self.cache = self.drafter.cache
+        try:
+            self.drafter.grow_trees(self.tree_levels)
+        except ConfigurationError:
+            if self.tree_levels > 1:
+                raise
+            self.can_be_captured = False
         return self.drafter.model
 
     def set_attn(self, model_state: Any, kv_cache_config: Any, *args: Any) -> None:
@@ -114,10 +132,14 @@ class ForeignSpeculator(DraftModelSpeculator):
         self.attn_groups: list[list[Any]] = []
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """None: the first pass has as many rows as the texts have new tokens."""
+        mode = cudagraph_mode if self.can_be_captured else CUDAGraphMode.NONE
+        self.pass_graphs = PassGraphs(self.vllm_config, self.device, mode)
 
     def capture(self) -> None:
-        """Nothing."""
+        """All passes but those that read long texts."""
+        if self.pass_graphs is not None and self.pass_graphs.needs_capture():
+            reading = (Kind(width, width) for width in SHORT)
+            self.drafter.nodes.capture(self.pass_graphs, {*reading, *self.captured_kinds()})
 
     @torch.inference_mode()
     def propose(

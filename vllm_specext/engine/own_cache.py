@@ -123,7 +123,11 @@ class OwnCache:
     def begin(self, slots: Tensor) -> None:
         """The passes to come are over the requests in ``slots`` ``[R]``."""
         self.tables.apply_staged_writes()
-        self.block_table = self.tables.gather_block_tables(slots, len(slots))[0]
+        self.tables.gather_block_tables(slots, len(slots))
+
+    def block_table(self, requests: int) -> Tensor:
+        """``[requests, blocks]`` of the first requests of ``begin``, always in the same place."""
+        return self.tables.input_block_tables[0][:requests]
 
     def attention(self, rows: Rows) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Attention metadata and slot mappings of a pass, by layer."""
@@ -139,7 +143,7 @@ class OwnCache:
             max_query_len=int(lengths.max()),
             seq_lens=rows.seq_lens,
             max_seq_len=rows.longest,
-            block_tables=[self.block_table],
+            block_tables=[self.block_table(requests)],
             slot_mappings=mappings,
             kv_cache_config=self.kv_cache_config,
             seq_lens_cpu_upper_bound=torch.full((requests,), rows.longest, dtype=torch.int32),
@@ -148,7 +152,8 @@ class OwnCache:
         )
         return metadata, build_slot_mappings_by_layer(mappings, self.kv_cache_config)
 
-    def pages_of(self, slots: Tensor) -> Tensor:
-        """Slots of the cache, int64, for slots ``[A, q]`` counted within the requests of ``begin``."""
-        page = self.block_table.gather(1, (slots // self.page_size).clamp(max=self.block_table.shape[1] - 1)).long()
+    def pages_of(self, slots: Tensor, table: Tensor) -> Tensor:
+        """Slots of the cache, int64, for slots ``[A, q]`` counted within requests whose pages ``table`` ``[A, blocks]``
+        names."""
+        page = table.gather(1, (slots // self.page_size).clamp(max=table.shape[1] - 1)).long()
         return page * self.page_size + slots % self.page_size

@@ -16,11 +16,15 @@ from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.model_executor.model_loader import get_model
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 
 from vllm_specext.engine.attention import wrap_draft_layers
+from vllm_specext.engine.node_passes import SINGLE, Kind, NodePasses, Nodes
 from vllm_specext.engine.own_cache import OwnCache, Rows
-from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.tree.topology import pack
+
+SHORT = (8, 32)
+"""Numbers of tokens up to which texts that go on are read as tree nodes, where that runs in a graph: what follows the
+last step, and what follows it for drafters that spell words in bytes."""
 
 
 def own_config(vllm_config: VllmConfig) -> VllmConfig:
@@ -53,9 +57,11 @@ class OwnDrafter:
             self.model = get_model(vllm_config=self.config, prefix="draft_model")
         current_platform.update_block_size_for_backend(self.config)
         self.cache = OwnCache(self.config, device)
-        slots = self.config.scheduler_config.max_num_seqs
-        self._single = torch.arange(slots + 1, dtype=torch.int32, device=device)
-        self._single_np = np.arange(slots + 1, dtype=np.int32)
+        scheduler = self.config.scheduler_config
+        self._single = torch.arange(scheduler.max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._single_np = np.arange(scheduler.max_num_seqs + 1, dtype=np.int32)
+        self.nodes = NodePasses(self.cache, self._pass, scheduler.max_num_batched_tokens)
+        self._causal_bits: dict[int, Tensor] = {}
 
     def rehearse(self, rows: int) -> None:
         """A pass of ``rows`` without attention, for vLLM's profile of the memory."""
@@ -66,6 +72,9 @@ class OwnDrafter:
     def read(self, ids: np.ndarray, firsts: np.ndarray, counts: np.ndarray, slots: Tensor) -> Tensor:
         """Read the next ``counts`` ``[A]`` tokens of each request, all in ``ids`` ``[T]``, behind the ``firsts``
         ``[A]`` that it has read; hidden states ``[A, d]`` of the last tokens. ``slots`` ``[A]``."""
+        width = next((width for width in SHORT if width >= counts.max()), None)
+        if width is not None and self.nodes.replays(Kind(width, width), len(counts)):
+            return self._read_short(ids, firsts, counts, width)
         starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         positions = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], counts)
         given = np.concatenate((ids, positions, starts, firsts + counts))
@@ -83,9 +92,16 @@ class OwnDrafter:
         return self._run(split[0], rows)[split[2][1:] - 1]
 
     def step(self, ids: Tensor, positions: Tensor, writes: Tensor, longest: int) -> Tensor:
-        """The next token ``[A]`` of each request, at ``positions`` ``[A]``; hidden states ``[A, d]``. Requests whose
-        entry of ``writes`` ``[A]`` is -1 instead of their slot keep nothing of it."""
+        """The next token ``[A]`` of each request, at ``positions`` ``[A]``; hidden states ``[A, d]``, which the next
+        pass may overwrite. Requests whose entry of ``writes`` ``[A]`` is -1 instead of their slot keep nothing of it.
+        """
         count = len(ids)
+        if self.nodes.replays(SINGLE, count):
+            places = positions[:, None]
+            visible = self._causal(1).expand(count, 1, 1)
+            return self.nodes(
+                Nodes(ids[:, None], places, places, (writes >= 0)[:, None], positions, visible), 1, longest
+            )
         rows = Rows(
             starts=self._single[: count + 1],
             starts_np=self._single_np[: count + 1],
@@ -96,42 +112,33 @@ class OwnDrafter:
         )
         return self._run(ids, rows)
 
+    def append(self, ids: Tensor, counts: Tensor, ends: Tensor, longest: int) -> Tensor:
+        """Read the first ``counts`` ``[A]`` of ``ids`` ``[A, q]`` behind texts of ``ends`` ``[A]`` tokens, the
+        ``longest`` at most; hidden states ``[A, d]`` of the last tokens."""
+        requests, width = ids.shape
+        place = torch.arange(width, device=self.device)
+        slots = ends[:, None] + place
+        visible = self._causal(width).expand(requests, -1, -1)
+        given = Nodes(ids, slots, slots, place < counts[:, None], ends, visible)
+        lasts = torch.arange(requests, device=self.device) * width + (counts - 1).clamp(min=0)
+        return self.nodes(given, width, longest + width)[lasts]
+
     def grow_trees(self, levels: int) -> None:
-        """Have ``nodes`` work, for trees of at most ``levels`` levels."""
+        """Have ``nodes`` work, for trees of at most ``levels`` levels; ``ConfigurationError`` where it cannot."""
         layers = self.config.compilation_config.static_forward_context
         wrap_draft_layers([layers[name] for name in self.cache.layer_names], levels)
 
-    def nodes(
-        self,
-        *,
-        ids: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        written: Tensor,
-        prefix_lens: Tensor,
-        visible: Tensor,
-        num_nodes: int,
-        longest: int,
-    ) -> Tensor:
-        """Run ``q`` nodes of a tree for every request, each ``[A, q]``; hidden states ``[A q, d]``. ``slots`` are
-        counted within the request; keys and values are kept where ``written``. ``visible`` ``[A, q, words]`` are bits
-        of the ``num_nodes`` slots behind ``prefix_lens`` ``[A]``."""
-        requests, q = ids.shape
-        starts = torch.arange(0, requests * q + 1, q, dtype=torch.int32, device=self.device)
-        rows = TreeRows(
-            block_table=self.cache.block_table[:requests],
-            query_start_loc=starts,
-            prefix_lens=prefix_lens,
-            visible=visible,
-            num_rows=requests * q,
-            max_query_len=q,
-            num_nodes=num_nodes,
-            max_seq_len=min(longest, self.cache.max_len),
-        )
-        names = self.cache.layer_names
-        mapping = torch.where(written, self.cache.pages_of(slots), PAD_SLOT_ID).flatten()
-        positions = positions.flatten().clamp(max=self.cache.max_len - 1)
-        return self._pass(ids.flatten(), positions, dict.fromkeys(names, rows), dict.fromkeys(names, mapping))
+    def _read_short(self, ids: np.ndarray, firsts: np.ndarray, counts: np.ndarray, width: int) -> Tensor:
+        padded = np.zeros((len(counts), width), dtype=np.int64)
+        padded[np.arange(width) < counts[:, None]] = ids
+        given = np.concatenate((padded, counts[:, None], firsts[:, None]), axis=1)
+        on_device = async_tensor_h2d(given, device=self.device)
+        return self.append(on_device[:, :width], on_device[:, width], on_device[:, width + 1], int(firsts.max()))
+
+    def _causal(self, width: int) -> Tensor:
+        if width not in self._causal_bits:
+            self._causal_bits[width] = pack(torch.ones(width, width, dtype=torch.bool, device=self.device).tril())
+        return self._causal_bits[width]
 
     def _run(self, ids: Tensor, rows: Rows) -> Tensor:
         metadata, mappings = self.cache.attention(rows)

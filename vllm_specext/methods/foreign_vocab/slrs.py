@@ -7,14 +7,15 @@ follows. vLLM's rejection sampler gets the laws.
 Shapes: ``A`` requests, ``W`` spellings followed, ``T`` and ``D`` the vocabularies, ``S`` longest spelling of a token.
 """
 
-from typing import Any
+from collections.abc import Collection
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from vllm_specext.engine.foreign import Active
+from vllm_specext.engine.node_passes import Kind, Nodes
 from vllm_specext.methods.foreign_vocab.sampling import SamplingSpeculator
 from vllm_specext.methods.foreign_vocab.string_law import StringLaw
 from vllm_specext.tree.topology import pack
@@ -26,6 +27,8 @@ WIDTH = 8
 
 
 class SlrsSpeculator(SamplingSpeculator):
+    tree_levels = LEVELS
+
     def make_buffers(self) -> None:
         super().make_buffers()
         target, drafter = self.pairing.target, self.pairing.drafter
@@ -43,12 +46,10 @@ class SlrsSpeculator(SamplingSpeculator):
         self.spellings = torch.tensor(padded, dtype=torch.int64, device=self.device)
         self.spelling_lengths = torch.tensor([len(ids) for ids in spelled], dtype=torch.int64, device=self.device)
         self.itself = torch.eye(WIDTH, dtype=torch.bool, device=self.device)
-        self.causal = pack(torch.ones(width, width, dtype=torch.bool, device=self.device).tril())
 
-    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
-        model = super().load_draft_model(target_model, target_attn_layer_names)
-        self.drafter.grow_trees(LEVELS)
-        return model
+    def captured_kinds(self) -> Collection[Kind]:
+        spelling = self.spellings.shape[1]
+        return {Kind(spelling, spelling), *(Kind(WIDTH, level * WIDTH) for level in range(1, LEVELS))}
 
     def room(self, nodes: int) -> int:
         return (nodes - 1) * self.spellings.shape[1] + (LEVELS - 1) * WIDTH
@@ -76,38 +77,24 @@ class SlrsSpeculator(SamplingSpeculator):
         for level in range(LEVELS - 1):
             above = sees.gather(1, frontier.parents[..., None].expand(-1, -1, sees.shape[2]))
             sees = torch.cat((above, self.itself.expand(requests, -1, -1)), dim=2)
-            hidden = self.drafter.nodes(
+            behind = (level + 1) * WIDTH
+            frontier_nodes = Nodes(
                 ids=frontier.tokens,
                 positions=(ends + level)[:, None].expand(-1, WIDTH),
                 slots=ends[:, None] + level * WIDTH + torch.arange(WIDTH, device=self.device),
                 written=torch.isfinite(frontier.log_pi),
                 prefix_lens=ends,
                 visible=pack(sees),
-                num_nodes=(level + 1) * WIDTH,
-                longest=longest + (level + 1) * WIDTH,
             )
+            hidden = self.drafter.nodes(frontier_nodes, behind, longest + behind)
             frontier = self.law.grow(self._log_probs(hidden).unflatten(0, (requests, WIDTH)))
         return self.law.law()
 
     def _append(self, tokens: Tensor, ends: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """Have the drafter read ``tokens`` ``[A]`` of the target; hidden states ``[A, d]`` of their last, and the new
         ends."""
-        ids, counts = self.spellings[tokens], self.spelling_lengths[tokens]
-        width = ids.shape[1]
-        place = torch.arange(width, device=self.device)
-        slots = ends[:, None] + place
-        hidden = self.drafter.nodes(
-            ids=ids,
-            positions=slots,
-            slots=slots,
-            written=place < counts[:, None],
-            prefix_lens=ends,
-            visible=self.causal.expand(len(ids), -1, -1),
-            num_nodes=width,
-            longest=longest + width,
-        )
-        lasts = torch.arange(len(ids), device=self.device) * width + (counts - 1).clamp(min=0)
-        return hidden[lasts], ends + counts
+        counts = self.spelling_lengths[tokens]
+        return self.drafter.append(self.spellings[tokens], counts, ends, longest), ends + counts
 
     def _log_probs(self, hidden: Tensor) -> Tensor:
         log_probs: Tensor = self.model.compute_logits(hidden).float().log_softmax(dim=-1)
