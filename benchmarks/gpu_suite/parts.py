@@ -78,12 +78,16 @@ PARTS = (
     ),
     Part(
         "small_kernels",
-        "walks, expansion and gather beside torch",
+        "walks, layouts, expansion and gather beside torch",
         "small_kernels",
         "rows",
         15,
         90,
-        (*SMALL, _kernel("kv_gather"), _kernel("tree_walk"), _kernel("tree_expansion"), "vllm_specext/tree"),
+        (
+            *SMALL,
+            *map(_kernel, ("kv_gather", "tree_walk", "tree_layout", "tree_expansion")),
+            "vllm_specext/tree",
+        ),
     ),
     Part("attention_tiles", "other tiles of tree attention", "attention", "tile_rows", 30, 200, ATTENTION),
     Part("tgf_tiles", "other tiles of token-guided fusion", "fusion", "tile_rows", 30, 200, FUSION),

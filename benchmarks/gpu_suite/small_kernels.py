@@ -13,12 +13,14 @@ from torch import Tensor
 
 from benchmarks.gpu_suite.attention_problem import random_trees
 from benchmarks.gpu_suite.timing import DEVICE, measure
+from vllm_specext.kernels import tree_layout
 from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.kv_compaction import naive as naive_compaction
 from vllm_specext.kernels.kv_gather import gather
 from vllm_specext.kernels.kv_gather import naive as naive_gather
 from vllm_specext.kernels.pointers import Caches
 from vllm_specext.kernels.tree_expansion import expansion
+from vllm_specext.kernels.tree_layout import naive as naive_layout
 from vllm_specext.kernels.tree_walk import accept_chain, accept_tree
 from vllm_specext.tree import walk
 from vllm_specext.tree.expansion import Expansion
@@ -80,6 +82,7 @@ def _compacts_alike(caches: Caches, source: Tensor, destination: Tensor) -> bool
 def rows(batches: Iterable[int] = BATCHES, layer_count: int = LAYERS) -> Iterator[dict[str, Any]]:
     for batch in batches:
         yield from _walks(batch)
+        yield from _layouts(batch)
         yield from _expansions(batch)
         yield from _gathers(batch, layer_count)
 
@@ -109,6 +112,33 @@ def _walks(batch: int) -> Iterator[dict[str, Any]]:
     yield from both("walk along a chain", batch, *along, same=same)
 
 
+def _layouts(batch: int) -> Iterator[dict[str, Any]]:
+    """Before and after verification, of requests whose trees are whole."""
+    random, slots = torch.Generator().manual_seed(batch), torch.randperm(batch, device=DEVICE).int()
+    trees = Topology(*(tensor.to(DEVICE) for tensor in vars(random_trees(batch, NODES, random)).values()))
+    causal = Topology.chain(1, NODES, DEVICE).ancestors[0]
+    starts = torch.arange(0, batch * (NODES + 1) + 1, NODES + 1, dtype=torch.int32, device=DEVICE)
+    seq_lens = torch.full((batch,), CONTEXT + NODES + 1, dtype=torch.int32, device=DEVICE)
+    prefill_lens = torch.full((batch,), CONTEXT, dtype=torch.int32, device=DEVICE)
+    positions = CONTEXT + torch.arange(NODES + 1, device=DEVICE).repeat(batch)
+    made = {}
+    for name, lay_out in (("ours", tree_layout.lay_out), ("torch", naive_layout.lay_out)):
+        # Each lays out positions that it has laid out before, which takes as long.
+        out = positions.clone(), torch.empty_like(seq_lens), torch.empty_like(trees.ancestors)
+        given = slots, starts, seq_lens, prefill_lens, trees, causal, out[0], 1 << 20, *out[1:]
+        lay_out(*given)
+        made[name] = [tensor.clone() for tensor in out], partial(lay_out, *given)
+    (ours, call), (theirs, other) = made["ours"], made["torch"]
+    same = all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
+    yield from both("layout of trees", batch, call, other, same=same)
+    path = torch.rand(batch, NODES, device=DEVICE).topk(LEVELS + 1, dim=1).indices
+    accepted: Any = (starts[:-1], path, torch.randint(1, LEVELS + 2, (batch,), dtype=torch.int32, device=DEVICE))
+    found, expected = tree_layout.accepted_rows(*accepted), naive_layout.accepted_rows(*accepted)
+    same = all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+    rows_of = partial(tree_layout.accepted_rows, *accepted), partial(naive_layout.accepted_rows, *accepted)
+    yield from both("rows of accepted paths", batch, *rows_of, same=same)
+
+
 def _expansions(batch: int) -> Iterator[dict[str, Any]]:
     """All levels and the tree, without the drafter's passes between them."""
     tokens = torch.randint(128256, (batch, TOP_K, TOP_K), device=DEVICE)
@@ -132,4 +162,4 @@ def _gathers(batch: int, layer_count: int) -> Iterator[dict[str, Any]]:
     slots = torch.randint(pages * PAGE_SIZE, (batch * (LEVELS + 1),), device=DEVICE)
     same = torch.equal(gather(caches, slots), naive_gather.gather(caches, slots))
     ours, theirs = partial(gather, caches, slots), partial(naive_gather.gather, caches, slots)
-    yield from both("gather of all layers", batch, ours, theirs, same=same, waits=True)
+    yield from both("gather of all layers", batch, ours, theirs, same=same)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.tree.topology import Topology
 
 pytest.importorskip("triton")
 from triton import knobs
@@ -210,6 +211,20 @@ def test_walks_compile(compiled: tuple[int, Launched], nodes: int, levels: int, 
     kernel.accept_tree(drawn, drafted, bounds, torch.zeros(2, nodes + 1, dtype=torch.int64), levels)
     kernel.accept_chain(drawn, drafted, bounds, nodes + 1)
     assert [name for name, _ in compiled[1]] == ["_accept_tree_kernel", "_accept_chain_kernel"]
+    assert all(kernel.asm["cubin"] for _, kernel in compiled[1])
+
+
+@pytest.mark.parametrize(("nodes", "levels"), [(1, 1), (59, 6), (128, 30)])
+def test_layouts_compile(compiled: tuple[int, Launched], nodes: int, levels: int) -> None:
+    from vllm_specext.kernels.tree_layout import kernel
+
+    trees = Topology.chain(4, nodes, "cpu")
+    of_slots, of_requests = torch.zeros(4, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    starts, rows = torch.tensor([0, nodes + 1, 2 * nodes + 2], dtype=torch.int32), torch.zeros(2 * nodes + 2).long()
+    given = of_requests, starts, of_requests, of_slots, trees, trees.ancestors[0], rows, 99
+    kernel.lay_out(*given, of_requests, trees.ancestors[:2].clone())
+    kernel.accepted_rows(starts[:-1], torch.zeros(2, levels + 1, dtype=torch.int64), of_requests)
+    assert [name for name, _ in compiled[1]] == ["_lay_out_kernel", "_accepted_rows_kernel"]
     assert all(kernel.asm["cubin"] for _, kernel in compiled[1])
 
 

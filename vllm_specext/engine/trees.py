@@ -23,6 +23,7 @@ from vllm_specext.engine.requests import Drafting
 from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.pointers import Caches
 from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.kernels.tree_layout import accepted_rows, lay_out
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.topology import Topology
 
@@ -86,20 +87,21 @@ class TreeStates:
         if not drafted.all() or not np.array_equal(batch.num_scheduled_tokens[:requests], drafted + 1):
             raise RuntimeError("vLLM scheduled a request's draft together with tokens of its prompt")
         rows, query = int(batch.query_start_loc_np[requests]), int(drafted.max()) + 1
-        slots = batch.idx_mapping[:requests]
-        starts = batch.query_start_loc[: requests + 1]
-        prefix_lens = batch.seq_lens[:requests] - starts.diff()
-        # vLLM schedules drafts for a request that has none when it takes over a prompt computed elsewhere.
-        has_draft = prefix_lens >= prefill_lens[slots]
-        self.prefix_lens[:requests] = prefix_lens
-        self._visible[:requests] = torch.where(has_draft[:, None, None], self.topology.ancestors[slots], self.causal)
-        # The first rows of the step are the first rows of the logits: these requests have no others.
-        slot, node = batch.expanded_idx_mapping[:rows], batch.expanded_local_pos[:rows].long()
-        positions = batch.positions[:rows].clone()
-        drafted_row = positions - node >= prefill_lens[slot]
-        # What pads a draft is deeper than any walk goes, and near the context's end behind the last rotary position.
-        by_depth = positions + torch.where(drafted_row, self.topology.depths[slot, node] - node, 0)
-        batch.positions[:rows] = by_depth.clamp(max=self.last_position)
+        # The first rows of the step are the first rows of the logits: these requests have no others. vLLM schedules
+        # drafts for a request that has none when it takes over a prompt computed elsewhere. What pads a draft is deeper
+        # than any walk goes, and near the context's end behind the last rotary position.
+        positions = lay_out(
+            batch.idx_mapping[:requests],
+            batch.query_start_loc[: requests + 1],
+            batch.seq_lens[:requests],
+            prefill_lens,
+            self.topology,
+            self.causal,
+            batch.positions[:rows],
+            self.last_position,
+            self.prefix_lens,
+            self._visible,
+        )
         longest = int(batch.seq_lens_cpu_upper_bound[:requests].max())
         self.step = Verification(
             batch=batch,
@@ -153,11 +155,9 @@ class TreeStates:
         step = self.step
         if step is None or step.batch is not batch:
             return
-        starts = batch.query_start_loc[: step.requests, None]
-        place = torch.arange(path.shape[1], device=path.device)
-        on_path = place < accepted[: step.requests, None]
-        step.source = starts + torch.where(on_path, path[: step.requests], 0)
-        step.destination = starts + torch.where(on_path, place, 0)
+        step.source, step.destination = accepted_rows(
+            batch.query_start_loc[: step.requests], path[: step.requests], accepted[: step.requests]
+        )
         if step.chains or step.slot_mappings is None:
             return
         if not self._caches:
