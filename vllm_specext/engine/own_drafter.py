@@ -26,6 +26,9 @@ SHORT = (8, 32)
 """Numbers of tokens up to which texts that go on are read as tree nodes, where that runs in a graph: what follows the
 last step, and what follows it for drafters that spell words in bytes."""
 
+MOST_SHORT_ROWS = 512
+"""Of such a pass, most of them padding. More take a GPU longer than their launches take the host; an estimate."""
+
 
 def own_config(vllm_config: VllmConfig) -> VllmConfig:
     """vLLM's configuration for the drafter of ``vllm_config`` alone."""
@@ -72,8 +75,9 @@ class OwnDrafter:
     def read(self, ids: np.ndarray, firsts: np.ndarray, counts: np.ndarray, slots: Tensor) -> Tensor:
         """Read the next ``counts`` ``[A]`` tokens of each request, all in ``ids`` ``[T]``, behind the ``firsts``
         ``[A]`` that it has read; hidden states ``[A, d]`` of the last tokens. ``slots`` ``[A]``."""
-        width = next((width for width in SHORT if width >= counts.max()), None)
-        if width is not None and self.nodes.replays(Kind(width, width), len(counts)):
+        requests, longest = len(counts), counts.max()
+        width = next((width for width in SHORT if width >= longest and width * requests <= MOST_SHORT_ROWS), 0)
+        if self.nodes.replays(Kind(width, width), requests):
             return self._read_short(ids, firsts, counts, width)
         starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         positions = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], counts)
