@@ -11,7 +11,6 @@ Shapes: ``R`` requests of the step, ``A`` of them active (drafted for), ``K`` dr
 
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import starmap
 from typing import Any, TypeVar
 
@@ -24,54 +23,18 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from vllm_specext.engine.foreign_texts import Active, Text
 from vllm_specext.engine.node_passes import SINGLE, Kind
 from vllm_specext.engine.own_drafter import SHORT, OwnDrafter
 from vllm_specext.engine.pass_graphs import PassGraphs
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.foreign_vocab.bridge import Bridge
 from vllm_specext.methods.foreign_vocab.pairing import read_pairing
 
 Result = TypeVar("Result")
 
 THREADS = 4
 """For texts; tokenizers let go of the interpreter's lock while they work."""
-
-
-@dataclass
-class Text:
-    """A request's, as far as it was read."""
-
-    request: str
-    bridge: Bridge
-    known: int = 0
-    """Tokens of the target's text that the bridge has."""
-    cached: int = 0
-    """Tokens of the drafter's text whose keys and values are in its cache."""
-
-    def grow(self, ids: list[int]) -> None:
-        """By these tokens of the target."""
-        self.cached = min(self.cached, self.bridge.commit(ids))
-        self.known += len(ids)
-
-
-@dataclass(frozen=True)
-class Active:
-    """The requests that are drafted for in this step; the drafter has read their texts."""
-
-    places: np.ndarray
-    """``[A]``, in the batch."""
-    slots: Tensor
-    """``[A]``"""
-    texts: list[Text]
-    ends_np: np.ndarray
-    """``[A]`` tokens of the drafter's text."""
-    ends: Tensor
-    """The same on the device."""
-    target_ends: Tensor
-    """``[A]`` tokens of the target's text."""
-    hidden: Tensor
-    """``[A, d]``: what the drafter made of its last token."""
 
 
 class ForeignSpeculator(DraftModelSpeculator):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vllm_specext.engine.foreign import Active
+from vllm_specext.engine.foreign_texts import Active
 from vllm_specext.engine.node_passes import Kind, Nodes
 from vllm_specext.methods.foreign_vocab.sampling import SamplingSpeculator
 from vllm_specext.methods.foreign_vocab.string_law import StringLaw

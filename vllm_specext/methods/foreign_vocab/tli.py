@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from vllm_specext.engine.foreign import Active
+from vllm_specext.engine.foreign_texts import Active
 from vllm_specext.methods.foreign_vocab.intersection import Intersection
 from vllm_specext.methods.foreign_vocab.sampling import SamplingSpeculator
 
