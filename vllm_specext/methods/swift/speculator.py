@@ -7,9 +7,8 @@ when no request's chain goes on, which the host has to ask after every level: a 
 and one that nobody needs would cost more than the question.
 
 After the drafts of a step one candidate set is evaluated, on the last tokens of one request: all but the newest of them
-once more, with the candidate, in one pass. It sees the text before them as the target has cached it and keeps its own
-keys and values in slots behind the text.
-Shapes: ``R`` requests, ``D`` levels, ``W`` tokens of the window.
+once more, with the candidate, in one pass (``window.py``).
+Shapes: ``R`` requests, ``D`` levels.
 """
 
 import weakref
@@ -42,6 +41,7 @@ from vllm_specext.methods.swift.prepare import describe
 from vllm_specext.methods.swift.search import Candidate, Search, SearchOptions
 from vllm_specext.methods.swift.stored import read_found
 from vllm_specext.methods.swift.suggestion import BayesianSuggester
+from vllm_specext.methods.swift.window import Window
 from vllm_specext.options import SwiftOptions
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.expansion import best_tokens
@@ -71,12 +71,7 @@ class SwiftSpeculator(TreeGrower):
         options = vllm_config.speculative_config.options
         assert isinstance(options, SwiftOptions)
         self.options = options
-        self.window = options.swift_context_window
-        # Node i of the window's pass is slot i behind the text before it: the window itself, the last sampled token,
-        # then the keys and values of this pass, of which a row sees its own and those before.
-        node = torch.arange(2 * self.window + 1, device=device)
-        row = torch.arange(self.window, device=device)[:, None] + self.window + 1
-        self.window_sees = pack((node > self.window) & (node <= row))[None]
+        self.window = Window(options.swift_context_window, device)
         self.own_bit = pack(torch.ones(1, 1, dtype=torch.bool, device=device))
         self.pass_graphs: PassGraphs[Any] | None = None
 
@@ -90,8 +85,6 @@ class SwiftSpeculator(TreeGrower):
         self.level_log_probs = torch.zeros(candidates, dtype=torch.float32, device=self.device)
         self.chains = torch.zeros(slots, levels, dtype=torch.int64, device=self.device)
         self.levels_drafted = torch.zeros(slots, dtype=torch.int64, device=self.device)
-        self.window_ids = torch.zeros(self.window + 1, dtype=torch.int64, device=self.device)
-        self.window_start = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     def stop_writing(self, first: int, end: int) -> None:
         super().stop_writing(first, end)
@@ -296,42 +289,27 @@ class SwiftSpeculator(TreeGrower):
     def _evaluate(self, batch: InputBatch, root: int, candidate: Candidate) -> None:
         """One step of the search, if the first request, whose last token is at position ``root``, has a window of its
         own text."""
-        first = root - self.window
+        window = self.window
+        first = root - window.width
         prompt = int(self.req_states.prompt_len.np[batch.idx_mapping_np[0]])
-        if first < prompt or root + self.window + 1 >= self.max_model_len:
+        if first < prompt or root + window.width + 1 >= self.max_model_len:
             return
-        text = self.req_states.all_token_ids.gpu[batch.idx_mapping[0], first : root + 1].long()
-        score = self._matchness(batch, candidate.skipped, text, first)
+        window.take(self.req_states.all_token_ids.gpu[batch.idx_mapping[0], first : root + 1], first)
+        score = self._matchness(candidate.skipped, first)
         incumbent = None
         if self.search.needs_incumbent(candidate, score):
-            incumbent = self._matchness(batch, self.search.active, text, first)
+            incumbent = self._matchness(self.search.active, first)
         self.search.settle(candidate, score, incumbent)
 
-    def _matchness(self, batch: InputBatch, skipped: SkipSet, text: Tensor, first: int) -> float:
-        """The share of ``text`` ``[W + 1]``, which begins at position ``first``, that follows from the token before."""
+    def _matchness(self, skipped: SkipSet, first: int) -> float:
+        """The share of the window's tokens, from position ``first`` on, that follow from the token before."""
         self.model.skipped = skipped
-        self.window_ids.copy_(text)
-        self.window_start.fill_(first)
         if self.pass_graphs is not None and self.pass_graphs.holds(WINDOW):
             matches = self.pass_graphs.replay(WINDOW, without=skipped.sub_layers)
         else:
-            matches = self._matches(first + 2 * self.window + 1)
+            matches = self._matches(first + self.window.nodes)
         return self.agreement.on(matches)
 
     def _matches(self, longest: int) -> Tensor:
-        """The share of the window's tokens that are the most likely ones, as one number on the device."""
-        row = torch.arange(self.window, device=self.device)[None]
-        start = self.window_start[:, None]
-        features, _ = self.run_rows(
-            ids=self.window_ids[None, :-1],
-            features=None,
-            positions=row + start,
-            slots=row + start + self.window + 1,
-            written=self.writes[:1, None],
-            prefix_lens=self.window_start,
-            visible=self.window_sees,
-            num_nodes=2 * self.window + 1,
-            longest=longest,
-        )
-        predicted = self.model.compute_logits(features).argmax(dim=-1)
-        return (predicted == self.window_ids[1:]).float().mean()
+        features, _ = self.run_rows(**self.window.rows(), written=self.writes[:1, None], longest=longest)
+        return self.window.matches(self.model.compute_logits(features))
