@@ -1,6 +1,7 @@
 """What is replaced in vLLM is in the catalogue, once, and only errors of ours are shortened."""
 
 import inspect
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -70,6 +71,25 @@ def test_a_runner_that_was_loaded_before_the_plug_in_makes_our_speculators(monke
     monkeypatch.setattr(runner, "init_speculator", inspect.unwrap(spec_decode.init_speculator))
     install()
     assert hasattr(runner.init_speculator, "__wrapped__")
+
+
+def test_a_program_may_load_its_plug_ins_before_it_parses_arguments() -> None:
+    program = """
+import sys
+from vllm_specext.plugin import register
+
+register()
+register()
+assert "vllm.engine.arg_utils" not in sys.modules
+from vllm.engine.arg_utils import EngineArgs
+
+assert hasattr(EngineArgs.create_speculative_config, "__wrapped__")
+assert not any(type(finder).__module__.startswith("vllm_specext") for finder in sys.meta_path)
+register()
+assert not hasattr(EngineArgs.create_speculative_config.__wrapped__, "__wrapped__")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_asynchronous_scheduling_is_open_to_our_methods_and_to_those_it_was_open_to() -> None:

@@ -13,16 +13,15 @@ from pydantic import ValidationError
 
 from vllm_specext.engine.configured import wrap_front_end, wrap_worker
 from vllm_specext.engine.guard import require_known_signatures, require_supported_vllm
-from vllm_specext.engine.wrapping import wrap, wrap_property
+from vllm_specext.engine.wrapping import when_loaded, wrap, wrap_property
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.registry import METHODS, load
 
 
 def install() -> None:
     """Apply the patches to this process; a second call changes nothing."""
-    arguments = sys.modules.get("vllm.engine.arg_utils")
-    if arguments is not None:  # only processes that parse arguments have loaded it
-        wrap(arguments.EngineArgs, "create_speculative_config", _create_speculative_config)
+    # Only processes that parse arguments load it.
+    when_loaded("vllm.engine.arg_utils", _wrap_arguments)
     wrap(sys, "excepthook", _excepthook)
     try:
         require_supported_vllm()
@@ -46,6 +45,10 @@ def install() -> None:
         wrap(owner, "init_speculator", _init_speculator)
     if current_platform.is_cpu():
         wrap(type(current_platform), "register_triton_kernel_overrides", _register_triton_kernel_overrides)
+
+
+def _wrap_arguments(module: Any) -> None:
+    wrap(module.EngineArgs, "create_speculative_config", _create_speculative_config)
 
 
 def _create_speculative_config(original: Callable) -> Callable:

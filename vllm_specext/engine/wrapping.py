@@ -1,7 +1,12 @@
 """Replacing an attribute once, with the original at hand."""
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 
@@ -22,3 +27,34 @@ def wrap_property(owner: Any, name: str, make: Callable[[Callable], Callable]) -
         replacement = functools.wraps(original)(make(original))
         replacement.__vllm_specext__ = True  # type: ignore[attr-defined]
         setattr(owner, name, property(replacement))
+
+
+def when_loaded(module: str, then: Callable[[Any], None]) -> None:
+    """Call ``then`` with a module, now or as soon as it is loaded, which importing it here would do too early."""
+    if module in sys.modules:
+        then(sys.modules[module])
+    elif not any(isinstance(finder, _Watcher) and finder.module == module for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watcher(module, then))
+
+
+class _Watcher(MetaPathFinder):
+    def __init__(self, module: str, then: Callable[[Any], None]) -> None:
+        self.module, self._then = module, then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self.module:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            self._then(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
