@@ -1,5 +1,5 @@
-"""Where the rows of draft trees lie in a step of the target, each in one launch where there is Triton: in torch it is a
-dozen small ones before and after every verification.
+"""Where the rows of draft trees lie in a step of the target and where those of accepted paths go, a launch for each
+where there is Triton: in torch they are some twenty small ones.
 """
 
 from torch import Tensor
