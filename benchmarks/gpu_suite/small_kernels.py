@@ -97,7 +97,7 @@ def _walks(batch: int) -> Iterator[dict[str, Any]]:
     drafted = torch.arange(NODES + 1).repeat(batch)
     trees = Topology(*(tensor.to(DEVICE) for tensor in vars(topology).values()))
     drawn, drafted = drawn.to(DEVICE), drafted.to(DEVICE)
-    arguments: Any = (drawn, drafted, starts, trees.parents, trees.depths, LEVELS)
+    arguments: Any = (drawn, drafted, starts, trees.parents, LEVELS)
     ours, theirs = accept_tree(*arguments), walk.accept_tree(*arguments)
     kept = torch.arange(LEVELS + 1, device=DEVICE) < theirs[1][:, None]
     same = all(torch.equal(one * kept, other * kept) for one, other in zip(ours[::2], theirs[::2], strict=True))

@@ -20,11 +20,11 @@ def accept_chain(drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, width: i
 
 
 def accept_tree(
-    drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, parents: Tensor, depths: Tensor, levels: int
+    drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, parents: Tensor, levels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As ``tree.walk.accept_tree``."""
     if drawn.is_cuda and HAS_TRITON:
         from vllm_specext.kernels.tree_walk import kernel
 
         return kernel.accept_tree(drawn, drafted, cu_num_logits, parents, levels)
-    return walk.accept_tree(drawn, drafted, cu_num_logits, parents, depths, levels)
+    return walk.accept_tree(drawn, drafted, cu_num_logits, parents, levels)

@@ -1,7 +1,4 @@
-"""The verification walks in Triton: a program for each request, which reads its rows at once and then only compares.
-
-A node's depth is the number of steps that lead to it, so the walk down a tree needs no depths.
-"""
+"""The verification walks in Triton: a program for each request, which reads its rows at once and then only compares."""
 # Triton's compile-time arguments are upper case, and of the other arguments it wants no annotations.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs

@@ -72,11 +72,8 @@ class Trees:
             for rows in (self.drawn, self.drafted)
         )
         bounds = torch.tensor([0, *map(len, self.drawn)]).cumsum(0).to(torch.int32)
-        parents, depths = (
-            torch.nn.functional.pad(torch.tensor(rows), (0, 3), value=1 << 20)[:, :-3]
-            for rows in (self.parents, self.depths)
-        )
-        return drawn, drafted, bounds, parents, depths, levels
+        parents = torch.nn.functional.pad(torch.tensor(self.parents), (0, 3), value=1 << 20)[:, :-3]
+        return drawn, drafted, bounds, parents, levels
 
     def expected(self, request: int, levels: int) -> tuple[list[int], int, list[int]]:
         path, drawn, drafted = [0], self.drawn[request], self.drafted[request]
@@ -159,7 +156,7 @@ def test_a_draft_marked_invalid_is_never_accepted(walks: tuple[Walk, Walk]) -> N
         drafted = torch.tensor([1, 7, 7])
         drafted[invalid] = -1
         assert walks[1](drawn, drafted, bounds, 3)[1].tolist() == [invalid]
-        chain = torch.tensor([[0, 0, 1]]), torch.tensor([[0, 1, 2]]), 2
+        chain = torch.tensor([[0, 0, 1]]), 2
         assert walks[0](drawn, drafted, bounds, *chain)[1].tolist() == [invalid]
 
 

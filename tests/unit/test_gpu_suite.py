@@ -314,11 +314,10 @@ def test_a_hollow_checkpoint_has_the_shapes_and_no_weights(tmp_path: Path) -> No
 def test_synthetic_acceptance_takes_the_best_path_as_deep_as_told(rate: float, accepted: int) -> None:
     """Two requests; the first children are nodes 1, 3 and 5."""
     parents = torch.tensor([[0, 0, 0, 1, 1, 3]] * 2)
-    depths = torch.tensor([[0, 1, 1, 2, 2, 3]] * 2)
     drafted, drawn = torch.arange(12), torch.full((12,), -5)
     starts = torch.tensor([0, 6, 12])
     told = synthetic.Acceptance(rate).draws(drawn, drafted, starts, parents, levels=3)
-    _, num_sampled, path = accept_tree(told, drafted, starts, parents, depths, 3)
+    _, num_sampled, path = accept_tree(told, drafted, starts, parents, 3)
     assert (num_sampled - 1).tolist() == [accepted] * 2
     if accepted:
         assert path.tolist() == [[0, 1, 3, 5]] * 2

@@ -58,7 +58,8 @@ def check(tree: DraftTree, request: int, paths: list[tuple[int, ...]], levels: i
     padding = tree.tokens.shape[1] - own
     assert tree.tokens[request].tolist() == [path[-1] for path in paths] + [0] * padding
     topology = tree.topology
-    assert topology.parents[request].tolist() == [0, *(node_of[path[:-1]] for path in paths)] + [0] * padding
+    own_parents = list(range(own + 1, own + 1 + padding))
+    assert topology.parents[request].tolist() == [0, *(node_of[path[:-1]] for path in paths), *own_parents]
     depths = topology.depths[request].tolist()
     assert depths == [0, *(len(path) for path in paths)] + [levels + EXTRA_LEVELS + 1] * padding
 
@@ -121,7 +122,8 @@ def test_the_tree_is_that_of_the_slow_reference(found: Drafts, confidence: float
 def test_nodes_see_their_ancestors_and_padding_sees_the_root_only(found: Drafts, nodes: int) -> None:
     tree = grow(found, 0.8, nodes)
     depths = tree.topology.depths
-    expected = Topology.of(tree.topology.parents, depths, depths.shape[1])
+    own = torch.arange(nodes + 1) <= tree.num_nodes[:, None]
+    expected = Topology.of(tree.topology.parents.where(own, 0), depths, depths.shape[1])
     assert torch.equal(tree.topology.ancestors, expected.ancestors)
 
 
@@ -129,7 +131,9 @@ def test_nodes_see_their_ancestors_and_padding_sees_the_root_only(found: Drafts,
 @given(drafts(), st.integers(1, 60))
 def test_parents_come_first_and_siblings_hold_distinct_tokens(found: Drafts, nodes: int) -> None:
     tree = grow(found, 0.5, nodes)
-    assert (tree.topology.parents[:, 1:] < torch.arange(1, nodes + 1)).all()
+    node = torch.arange(nodes + 1)
+    own_nodes = (node > 0) & (node <= tree.num_nodes[:, None])
+    assert (tree.topology.parents < node)[own_nodes].all()
     for request, own in enumerate(tree.num_nodes.tolist()):
         parents = tree.topology.parents[request, 1 : own + 1].tolist()
         children = list(zip(parents, tree.tokens[request, :own].tolist(), strict=True))
@@ -170,19 +174,18 @@ def test_a_target_that_always_draws_token_0_is_never_led_into_the_padding(found:
     drafted = torch.cat((torch.zeros(requests, 1, dtype=torch.long), tree.tokens), dim=1).flatten()
     starts = torch.arange(0, rows + 1, nodes + 1)
     topology = tree.topology
-    _, _, path = accept_tree(
-        torch.zeros(rows, dtype=torch.long), drafted, starts, topology.parents, topology.depths, levels
-    )
+    _, _, path = accept_tree(torch.zeros(rows, dtype=torch.long), drafted, starts, topology.parents, levels)
     assert (path <= tree.num_nodes[:, None]).all()
 
 
-def test_padding_on_a_real_level_would_be_walked_into() -> None:
-    """The test above can fail: it is the depth that keeps the walk out, not the token."""
+def test_padding_that_is_a_child_of_the_root_would_be_walked_into() -> None:
+    """The test above can fail: it is the parent that keeps the walk out, not the token."""
     tree = grow(Drafts([[[1, 2]]], [[[-0.25, -2.0]]], [False]), 0.8, 4)
-    depths = tree.topology.depths.clamp(max=1)
+    own = torch.arange(5) <= tree.num_nodes[:, None]
+    parents = tree.topology.parents.where(own, 0)
     drafted = torch.cat((torch.zeros(1, 1, dtype=torch.long), tree.tokens), dim=1).flatten()
     drawn = torch.zeros(5, dtype=torch.long)
-    _, _, path = accept_tree(drawn, drafted, torch.tensor([0, 5]), tree.topology.parents, depths, 3)
+    _, _, path = accept_tree(drawn, drafted, torch.tensor([0, 5]), parents, 3)
     assert path.max() > tree.num_nodes[0]
 
 
@@ -199,9 +202,7 @@ def test_a_sibling_is_accepted_at_every_depth_with_token_0_too(depth: int) -> No
     drawn[chain[: depth - 1]] = 5
     drawn[chain[depth - 1]] = 0
     topology = tree.topology
-    emitted, num_sampled, _ = accept_tree(
-        drawn, torch.tensor(tokens), torch.tensor([0, 10]), topology.parents, topology.depths, 3
-    )
+    emitted, num_sampled, _ = accept_tree(drawn, torch.tensor(tokens), torch.tensor([0, 10]), topology.parents, 3)
     assert num_sampled.tolist() == [depth + 1]
     assert emitted[0, : depth + 1].tolist() == [5] * (depth - 1) + [0, 9]
 

@@ -92,7 +92,6 @@ def project_walk(tree: Tree, drawn: Tensor) -> tuple[Tensor, Tensor]:
         torch.tensor(tree.tokens).repeat(count),
         torch.arange(count + 1) * rows,
         torch.tensor(tree.parents).expand(count, -1),
-        torch.tensor(tree.depths).expand(count, -1),
         LEVELS,
     )
     return emitted, num_sampled.long()

@@ -58,8 +58,8 @@ def flat(rows: list[list[int]]) -> Tensor:
     return torch.tensor(list(chain.from_iterable(rows)))
 
 
-def stacked(trees: list[Tree]) -> tuple[Tensor, Tensor]:
-    return torch.tensor([tree.parents for tree in trees]), torch.tensor([tree.depths for tree in trees])
+def stacked(trees: list[Tree]) -> Tensor:
+    return torch.tensor([tree.parents for tree in trees])
 
 
 def some_invalid(tree: Tree, data: DataObject) -> Tree:
@@ -77,8 +77,7 @@ def test_the_tree_walk_emits_what_a_plain_loop_emits(trees: list[Tree], data: Da
     drawn = [data.draw(st.lists(token, min_size=length, max_size=length)) for length in lengths]
     levels = data.draw(st.integers(0, 1 + max(max(tree.depths) for tree in trees)))
     drafted = [tree.tokens[:length] for tree, length in zip(trees, lengths, strict=True)]
-    parents, depths = stacked(trees)
-    emitted, num_sampled, path = accept_tree(flat(drawn), flat(drafted), bounds_of(lengths), parents, depths, levels)
+    emitted, num_sampled, path = accept_tree(flat(drawn), flat(drafted), bounds_of(lengths), stacked(trees), levels)
     assert emitted.shape == path.shape == (len(trees), levels + 1)
     assert num_sampled.dtype == torch.int32
     for request, tree in enumerate(trees):
@@ -95,7 +94,7 @@ def test_on_chains_the_tree_walk_is_the_chain_walk(requests: list[list[tuple[int
     drawn, drafted = torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows])
     emitted, num_sampled = accept_chain(drawn, drafted, bounds, WIDTH)
     topology = Topology.chain(len(requests), WIDTH - 1, "cpu")
-    tokens, count, path = accept_tree(drawn, drafted, bounds, topology.parents, topology.depths, WIDTH - 1)
+    tokens, count, path = accept_tree(drawn, drafted, bounds, topology.parents, WIDTH - 1)
     assert torch.equal(count, num_sampled)
     counted = torch.arange(WIDTH) < num_sampled[:, None]
     assert torch.equal(tokens[counted], emitted[counted])
@@ -104,7 +103,7 @@ def test_on_chains_the_tree_walk_is_the_chain_walk(requests: list[list[tuple[int
 
 def test_the_tree_walk_takes_the_branch_that_was_drawn() -> None:
     """Root with children 5 and 6, 6 with child 7; the same draws with each part of the tree cut away."""
-    parents, depths = torch.tensor([[0, 0, 0, 2]] * 4), torch.tensor([[0, 1, 1, 2]] * 4)
+    parents = torch.tensor([[0, 0, 0, 2]] * 4)
     drafted, drawn = [9, 5, 6, 7], [6, 1, 7, 8]
     lengths = [4, 3, 2, 1]
     emitted, num_sampled, path = accept_tree(
@@ -112,7 +111,6 @@ def test_the_tree_walk_takes_the_branch_that_was_drawn() -> None:
         flat([drafted[:length] for length in lengths]),
         bounds_of(lengths),
         parents,
-        depths,
         levels=2,
     )
     assert num_sampled.tolist() == [3, 2, 1, 1]

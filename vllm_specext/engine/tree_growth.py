@@ -264,15 +264,16 @@ class TreeGrower(EagleSpeculator):
             path = grown.growing.chain()[: len(tokens), : tokens.shape[1]]
             chain[:, : path.shape[1]] = path
             chosen = async_tensor_h2d(needs_chain, device=self.device)[:, None]
-            straight = Topology.chain(batch.num_reqs, tokens.shape[1], self.device)
+            chains = Topology.chain(batch.num_reqs, tokens.shape[1], self.device).padded_after(path.shape[1])
             tokens = torch.where(chosen, chain, tokens)
-            topology = topology.where(chosen, straight)
+            topology = topology.where(chosen, chains)
         self.trees.write(batch.idx_mapping, batch.idx_mapping_np, topology, needs_chain)
         return tokens
 
-    def keep_chains(self, batch: InputBatch, nodes: int) -> None:
-        """The same where every request was drafted a chain, padded to the ``nodes`` that the scheduler counts on."""
+    def keep_chains(self, batch: InputBatch, length: int, nodes: int) -> None:
+        """The same where every request was drafted a chain of ``length`` tokens, padded to the ``nodes`` that the
+        scheduler counts on."""
         assert self.trees is not None
-        chains = Topology.chain(batch.num_reqs, nodes, self.device)
+        chains = Topology.chain(batch.num_reqs, nodes, self.device).padded_after(length)
         everyone = np.ones(batch.num_reqs, dtype=bool)
         self.trees.write(batch.idx_mapping, batch.idx_mapping_np, chains, everyone)

@@ -111,7 +111,7 @@ class TreeSpeculator(TreeGrower):
             # The scheduler counts on all nodes; what follows a shorter chain is only ever padding.
             drafted[:, shape.nodes : nodes] = 0
             if not dummy_run:
-                self.keep_chains(input_batch, nodes)
+                self.keep_chains(input_batch, shape.nodes, nodes)
         return drafted
 
     def _lay_out_paths(

@@ -148,10 +148,8 @@ class TreeVerifier(TargetOnlyVerifier):
         return self.trees.depth_positions(positions, slots, nodes)
 
     def walk(self, drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        topology = self.trees.topology
-        emitted, num_sampled, path = accept_tree(
-            drawn, drafted, cu_num_logits, topology.parents[slots], topology.depths[slots], self.trees.shape.levels
-        )
+        parents = self.trees.topology.parents[slots]
+        emitted, num_sampled, path = accept_tree(drawn, drafted, cu_num_logits, parents, self.trees.shape.levels)
         self._walked.append((path, num_sampled))
         return emitted, num_sampled
 

@@ -1,12 +1,13 @@
 """The shape of draft trees, as tensors on the device.
 
 Node 0 of a tree is its root, the last sampled token; nodes 1 to N are drafted. Parents come before their children, so
-that every prefix of the nodes is a tree as well, and siblings hold distinct tokens. Who sees whom is kept as bits in
-32-bit words: bit ``j`` of word ``w`` in the row of node ``i`` says that node ``32 w + j`` is ``i`` or one of its
-ancestors.
+that every prefix of the nodes is a tree as well, and siblings hold distinct tokens. Where a request has fewer nodes
+than others, padding follows its own: such a node is its own parent, so that no walk from the root reaches it, whatever
+token it holds. Who sees whom is kept as bits in 32-bit words: bit ``j`` of word ``w`` in the row of node ``i`` says
+that node ``32 w + j`` is ``i`` or one of its ancestors.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +41,12 @@ class Topology:
         seen = torch.ones(nodes + 1, nodes + 1, dtype=torch.bool, device=device).tril()
         one = (depths - 1).clamp(min=0), depths, pack(seen)
         return cls(*(tensor.repeat(requests, *[1] * tensor.dim()) for tensor in one))
+
+    def padded_after(self, num_nodes: Tensor | int) -> "Topology":
+        """The same trees, with all nodes after the first ``num_nodes`` as padding. ``num_nodes``: drafted nodes of each
+        request, ``[R, 1]``, or one number for all. Depths and ancestors stay as they are."""
+        node = torch.arange(self.parents.shape[1], device=self.parents.device)
+        return replace(self, parents=torch.where(node > num_nodes, node, self.parents))
 
     def where(self, chosen: Tensor, others: "Topology") -> "Topology":
         """``others`` for the requests that are ``chosen`` ``[R, 1]`` bool."""

@@ -20,24 +20,28 @@ def accept_chain(drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, width: i
 
 
 def accept_tree(
-    drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, parents: Tensor, depths: Tensor, levels: int
+    drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, parents: Tensor, levels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Walk each request's tree, whose nodes are the request's rows: from the root to the child that holds the token
-    drawn, while there is one.
+    drawn, while there is one, at most ``levels`` steps.
 
-    Arguments as for ``accept_chain``, and the trees' ``parents`` and ``depths`` ``[R, N + 1]``; a request may have rows
-    for a prefix of its tree only. Returns emitted tokens ``[R, levels + 1]``, ``num_sampled`` ``[R]`` int32, and the
-    ``path`` ``[R, levels + 1]`` of accepted nodes, root first, with 0 from ``num_sampled`` on.
+    Arguments as for ``accept_chain``, and the trees' ``parents`` ``[R, N + 1]`` int64, as ``Topology`` has them; a
+    request may have rows for a prefix of its tree only. Returns emitted tokens ``[R, levels + 1]``, ``num_sampled``
+    ``[R]`` int32, and the ``path`` ``[R, levels + 1]`` int64 of accepted nodes, root first, with 0 from
+    ``num_sampled`` on.
     """
     rows, inside = _rows(cu_num_logits, parents.shape[1], drawn.shape[0])
     drawn, drafted = drawn[rows], drafted[rows]
-    confirmed = inside & (depths <= levels) & (drafted == drawn.gather(1, parents))
+    confirmed = inside & (drafted == drawn.gather(1, parents))
     confirmed[:, 0] = True
-    accepted = confirmed
-    for _ in range(levels - 1):
+    accepted = torch.zeros_like(confirmed)
+    accepted[:, 0] = True
+    steps_left = accepted.long()
+    for _ in range(levels):
         accepted = confirmed & accepted.gather(1, parents)
+        steps_left += accepted
     # Siblings hold distinct tokens, so that at most one node per depth is accepted; the others meet in the last column.
-    place = torch.where(accepted, depths, levels + 1)
+    place = levels + 1 - steps_left
     nodes = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
     path = nodes.new_zeros(parents.shape[0], levels + 2).scatter_(1, place, nodes)[:, :-1]
     return drawn.gather(1, path), accepted.sum(dim=1).to(torch.int32), path

@@ -155,7 +155,7 @@ class MoASpeculator(TreeGrower):
         drafted[:, : shape.nodes] = grown.tokens
         if self.trees is not None and not dummy_run:
             if shape.top_k == 1:
-                self.keep_chains(batch, nodes)
+                self.keep_chains(batch, shape.nodes, nodes)
             else:
                 drafted[:, : shape.nodes] = self.keep_trees(batch, grown)
         return drafted

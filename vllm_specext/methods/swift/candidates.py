@@ -29,11 +29,11 @@ SAMPLED = (10, 5, 3, 1)
 @dataclass(frozen=True)
 class DraftTree:
     tokens: Tensor
-    """``[R, N]``; 0 behind a request's own nodes."""
+    """``[R, N]``; 0 for padding."""
     topology: Topology
-    """Behind a request's own nodes: children of the root on a level that no walk reaches."""
+    """Padding is deeper than any level."""
     num_nodes: Tensor
-    """``[R]``: a request's own nodes."""
+    """``[R]``: a request's nodes without padding."""
 
 
 def goes_on(best_log_probs: Tensor, confidence: float) -> Tensor:
@@ -82,7 +82,7 @@ def draft_tree(
     # The chain above a node, itself and the root; padding sees no chain.
     seen = on_chain[:, None, :] & (depths[:, None, :] < depths[:, :, None]) & (depths <= max_levels)[:, :, None]
     seen |= (node == node[:, None]) | (node == 0)
-    topology = Topology(behind_root(parents, 0), depths, pack(seen))
+    topology = Topology(behind_root(parents, 0), depths, pack(seen)).padded_after(num_nodes[:, None])
     return DraftTree(behind_root(tokens.flatten(1).gather(1, order), 0)[:, 1:], topology, num_nodes)
 
 

@@ -247,7 +247,8 @@ class SwiftSpeculator(TreeGrower):
             depth = min(nodes, tokens.shape[1])
             chain[:, :depth] = tokens[:, :depth, 0]
             drafted[:, :nodes] = torch.where(chosen, chain, drafted[:, :nodes])
-            topology = topology.where(chosen, Topology.chain(batch.num_reqs, nodes, self.device))
+            chains = Topology.chain(batch.num_reqs, nodes, self.device).padded_after(levels[:, None])
+            topology = topology.where(chosen, chains)
             num_nodes = torch.where(chosen[:, 0], levels, num_nodes)
         self.trees.write(batch.idx_mapping, batch.idx_mapping_np, topology, needs_chain)
         return torch.stack((num_nodes, levels), dim=1)
