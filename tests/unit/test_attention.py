@@ -83,6 +83,26 @@ def test_tree_attention_runs_where_the_metadata_has_rows_and_the_backend_for_all
     assert kernels(metadata) == ["stock", "tree"]
 
 
+def test_a_drafters_layer_does_not_look_at_the_targets_rows_in_metadata_that_it_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM gives layers that cache alike one metadata object; the drafter reads the step's rows as a chain."""
+    monkeypatch.setattr(attention, "tree_attention", lambda *args, **kwargs: called.append("tree"))
+    drafts, verifies, does_both = layer(), layer(), layer()
+    wrap_draft_layers([drafts, does_both], LEVELS)
+    wrap_target_layers([verifies, does_both], LEVELS)
+    metadata = SimpleNamespace(num_actual_tokens=5)
+    attach(metadata, rows(5))
+    cache = torch.zeros(1, 1, 16, 8)
+    for wrapped, expected in ((drafts, "stock"), (verifies, "tree"), (does_both, "tree")):
+        called = wrapped.impl.calls
+        wrapped.impl.forward(wrapped, None, None, None, cache, metadata, None)
+        assert called == [expected]
+        called.clear()
+        wrapped.impl.forward(wrapped, None, None, None, cache, rows(5), None)
+        assert called == ["tree"]
+
+
 @pytest.mark.parametrize("query", [torch.float8_e4m3fn, torch.bfloat16])
 def test_float8_caches_are_read_with_the_scales_that_the_layer_has_at_the_time(
     monkeypatch: pytest.MonkeyPatch, query: torch.dtype

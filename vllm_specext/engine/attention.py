@@ -2,7 +2,9 @@
 
 The instances are wrapped, not the backends: a layer's ``impl.forward`` runs tree attention for the rows that this
 step's metadata names, and the backend's own kernel for all others. Writing keys and values stays vLLM's. The metadata
-decides alone, so that eager passes, compiled models and graph capture take the same way.
+decides alone, so that eager passes, compiled models and graph capture take the same way: the target's layers by the
+rows that are attached to vLLM's metadata, all layers by ``TreeRows`` in their place. A drafter whose layers cache as
+the target's do shares vLLM's metadata with them, and must not see what is attached: it reads the step as a chain.
 
 vLLM stores a float8 cache as bytes that are to be multiplied by the layer's ``_k_scale`` and ``_v_scale``, one number
 or one for each head; FlashAttention and Triton also get their query in float8, to be multiplied by ``_q_scale``. What
@@ -20,6 +22,7 @@ from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
 
 _ROWS = "vllm_specext_tree_rows"
 _WRAPPED = "vllm_specext_wrapped"
+_VERIFIES = "vllm_specext_verifies"
 FLOAT8 = ("fp8", "fp8_e4m3")
 WITH_BLOCK_TABLE = ("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 """Backends whose metadata name a request's pages as tree attention reads them."""
@@ -40,6 +43,8 @@ def wrap_target_layers(layers: Collection[Any], levels: int) -> None:
                 "choose FLASH_ATTN or TRITON_ATTN with --attention-backend, or set 'tree_top_k' to 1."
             )
     wrap_draft_layers(layers, levels)
+    for layer in layers:
+        setattr(layer.impl, _VERIFIES, True)
 
 
 def wrap_draft_layers(layers: Iterable[Any], levels: int) -> None:
@@ -80,7 +85,9 @@ def _wrap(layer: Any, levels: int) -> None:
         output: Tensor,
         **fused: Any,
     ) -> Tensor:
-        rows = attn_metadata if isinstance(attn_metadata, TreeRows) else getattr(attn_metadata, _ROWS, None)
+        rows = attn_metadata if isinstance(attn_metadata, TreeRows) else None
+        if rows is None and getattr(impl, _VERIFIES, False):
+            rows = getattr(attn_metadata, _ROWS, None)
         if rows is None:
             return stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
         if attn_metadata is not rows and attn_metadata.num_actual_tokens > rows.num_rows:
