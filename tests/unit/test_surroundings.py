@@ -31,8 +31,6 @@ def test_secrets_are_said_to_be_set_and_no_more() -> None:
 
 
 def test_the_doctors_report_has_the_environment_without_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "330")
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     monkeypatch.setenv("VLLM_API_KEY", "sk-very-secret")
     monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
     output = CliRunner().invoke(app, ["doctor"]).output

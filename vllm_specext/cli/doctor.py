@@ -1,21 +1,26 @@
-"""``vllm-specext doctor``: what is installed, what vLLM would run on, what we replace in it, and what we refuse.
+"""``vllm-specext doctor``: what is wrong, what is installed, what vLLM would run on, and what we replace in it.
 
 Good enough for a bug report, and without secrets. Ends with status 1 when something stands in the way of serving with
 our methods.
 """
 
+import json
+import logging
 import os
 import pkgutil
 import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass
 from importlib import metadata
+from typing import Annotated, Any
 
-import rich
 import typer
-from rich.markup import escape
-from rich.table import Column, Table
+from rich.console import Console
 
 import vllm_specext
-from vllm_specext.cli.methods import refusals_table
+from vllm_specext.cli.lines import show
 from vllm_specext.cli.serve import vllm_distribution
 from vllm_specext.cli.surroundings import PLUGINS, environment, machine, plugins
 
@@ -32,33 +37,83 @@ DISTRIBUTIONS = (
 )
 CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
+NO_ANSWER = "cannot be asked"
 
 
-def doctor() -> None:
-    """Show versions, backends, thread settings, patches and refusals; status 1 if there is a problem."""
-    rich.print(table("Versions", versions()))
-    rich.print(table("Machine and threads", machine() | threads()))
-    rich.print(table("Environment", environment() or {"none": "no variable of vLLM or its libraries is set"}))
-    rich.print(table("vLLM plug-ins", plugins() or {"none": "not even ours: install vllm-specext again"}))
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    problems = installation_problems()
-    with vllm_distribution():
-        rich.print(table("vLLM", engine_facts()))
-        rich.print(patches_table())
-        problems += adapter_problems()
-    rich.print(refusals_table())
-    for problem in problems:
-        rich.print(f"[red]problem[/red]: {escape(problem)}")
-    if problems:
+@dataclass(frozen=True)
+class Report:
+    problems: list[str]
+    """A sentence each."""
+    versions: dict[str, str]
+    machine: dict[str, str]
+    environment: dict[str, str]
+    plugins: dict[str, str]
+    vllm: dict[str, str]
+    patches: list[dict[str, Any]]
+    """The catalogue's entries, and whether what they replace is ``there``."""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
+) -> None:
+    """Say what is wrong, then show versions, backends, thread settings and patches; status 1 if there is a problem."""
+    report = look()
+    if as_json:
+        typer.echo(json.dumps(asdict(report), indent=2))
+    else:
+        show_report(report)
+    if report.problems:
         raise typer.Exit(1)
-    rich.print("[green]no problems found[/green]")
 
 
-def table(title: str, rows: dict[str, str]) -> Table:
-    result = Table("", "", title=title, title_justify="left", show_header=False)
-    for name, value in rows.items():
-        result.add_row(escape(name), escape(value))
-    return result
+@contextmanager
+def quiet_vllm() -> Iterator[None]:
+    """Keep stdout for the report, and vLLM's warnings about servers that are not being started from hiding it."""
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def look() -> Report:
+    # Before vLLM is imported, which sets variables of its own.
+    problems = installation_problems()
+    outside = versions(), machine() | threads(), environment(), plugins()
+    with Console(stderr=True).status("importing vLLM"), quiet_vllm(), vllm_distribution():
+        inside = engine_facts(), patches_there()
+        problems += adapter_problems() or shown_problems(*inside)
+    return Report(problems, *outside, *inside)
+
+
+def show_report(report: Report) -> None:
+    for problem in report.problems:
+        show(f"problem: {problem}", style="red")
+    if not report.problems:
+        show("no problems found", style="green")
+    show_facts("Versions", report.versions)
+    show_facts("Machine and threads", report.machine)
+    show_facts("Environment", report.environment or {"none": "no variable of vLLM or its libraries is set"})
+    show_facts("vLLM plug-ins", report.plugins or {"none": "not even ours: install vllm-specext again"})
+    show_facts("vLLM", report.vllm)
+    show_facts("Replaced in vLLM", {patch["name"]: replacement(patch) for patch in report.patches})
+    show("")
+    show("What is refused at start: vllm-specext methods")
+
+
+def show_facts(title: str, facts: dict[str, str]) -> None:
+    show("")
+    show(title)
+    for name, fact in facts.items():
+        show(f"{name}: {fact}", 2)
+
+
+def replacement(patch: dict[str, Any]) -> str:
+    there = "there" if patch["there"] else "MISSING"
+    return f"replaces {patch['target']}, which is {there}; why: {patch['why']}; until: {patch['until']}"
 
 
 def versions() -> dict[str, str]:
@@ -81,27 +136,16 @@ def engine_facts() -> dict[str, str]:
     """What vLLM picks on this machine; the reason when it cannot be asked."""
     try:
         from vllm_specext.engine.report import facts
-    except ImportError as error:
-        return {"cannot be imported": str(error)}
-    return facts()
+
+        return facts()
+    except Exception as error:  # whatever a broken installation raises
+        return {NO_ANSWER: f"{type(error).__name__}: {error}"}
 
 
-def patches_table() -> Table:
+def patches_there() -> list[dict[str, Any]]:
     from vllm_specext.engine.catalogue import CATALOGUE
 
-    result = Table(
-        "patch",
-        Column("replaces", overflow="fold"),
-        "there",
-        "why",
-        "until",
-        title="Replaced in vLLM",
-        title_justify="left",
-    )
-    for patch in CATALOGUE:
-        there = "yes" if exists(patch.target) else "[red]NO[/red]"
-        result.add_row(patch.name, patch.target, there, patch.why, patch.until)
-    return result
+    return [asdict(patch) | {"there": exists(patch.target)} for patch in CATALOGUE]
 
 
 def exists(target: str) -> bool:
@@ -138,6 +182,16 @@ def adapter_problems() -> list[str]:
         return problems()
     except Exception as error:  # whatever a broken installation raises, this command's job is to report it
         return [f"importing the engine fails with {type(error).__name__}: {error}"]
+
+
+def shown_problems(vllm: dict[str, str], patches: list[dict[str, Any]]) -> list[str]:
+    """What the report itself shows to be wrong, a sentence each."""
+    found = [
+        f"{patch['target']} is missing, which {patch['name']!r} replaces." for patch in patches if not patch["there"]
+    ]
+    if NO_ANSWER in vllm:
+        found.append(f"vLLM cannot tell what it would run on: {vllm[NO_ANSWER]}")
+    return found
 
 
 def _is_cuda_build(name: str) -> bool:

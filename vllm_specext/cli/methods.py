@@ -1,41 +1,101 @@
-"""``vllm-specext methods``: what can be asked for, and what is refused, from the tables that the engine itself uses."""
+"""``vllm-specext methods [NAME]``: what can be asked for, and what is refused, from what the engine itself reads."""
 
 import json
+from typing import Annotated, Any, NamedTuple
 
-import rich
-from rich.markup import escape
-from rich.table import Column, Table
+import typer
 
-from vllm_specext.options import MethodOptions
+from vllm_specext.cli.lines import show
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.refusals import REFUSALS
 from vllm_specext.registry import METHODS
 
 
-def methods() -> None:
-    """Show the methods, their --speculative-config keys, and the combinations that are refused."""
+class Refused(NamedTuple):
+    feature: str
+    reason: str
+    trees_only: bool
+    """Chains of the same method are not refused."""
+
+
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show this method alone: its keys, and what is refused to it.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything about each as JSON.")] = False,
+) -> None:
+    """Show the methods and the combinations that are refused, or one method with its --speculative-config keys."""
+    if name is not None and name not in METHODS:
+        raise ConfigurationError(f"NAME is {name!r}, but must be one of {', '.join(METHODS)}.")
+    if as_json:
+        typer.echo(json.dumps({each: described(each) for each in METHODS if name in (None, each)}, indent=2))
+    elif name is None:
+        show_all()
+    else:
+        show_one(name)
+
+
+def show_all() -> None:
+    show("Methods (vllm-specext methods NAME shows one with its keys):")
     for method in METHODS.values():
-        rich.print(options_table(method.name, method.summary, method.options))
-    rich.print(refusals_table())
+        show(f"{method.name}: {method.summary}", 2)
+    show("")
+    show("Refused at start:")
+    for (feature, reason, trees_only), names in refused_methods().items():
+        who = "every method" if len(names) == len(METHODS) else ", ".join(names)
+        show(f"{feature}: {'draft trees of ' if trees_only else ''}{who}, because {reason}", 2)
 
 
-def options_table(name: str, summary: str, options: type[MethodOptions]) -> Table:
-    table = Table(
-        Column("key", overflow="fold"), "default", "meaning", title=f"{name}: {summary}", title_justify="left"
-    )
-    for key, field in options.model_fields.items():
-        if key == "method":
-            table.add_row(key, f'"{name}"', "selects this method")
-            continue
-        default = "required" if field.is_required() else json.dumps(field.default)
-        table.add_row(key, default, escape(field.description or ""))
-    return table
+def show_one(name: str) -> None:
+    show(f"{name}: {METHODS[name].summary}")
+    show("")
+    show("Keys of --speculative-config:")
+    keys = keys_of(name)
+    for key, entry in keys.items():
+        default = "required" if entry["required"] else f"default {json.dumps(entry['default'])}"
+        show(f"{key} ({default}): {entry['meaning']}", 2)
+    show("")
+    show(f"Refused to {name} at start:")
+    for feature, reason, trees_only in refused_to(name):
+        # A method without this key drafts nothing but trees.
+        chains = "; chains, which tree_top_k 1 drafts, are not refused" if trees_only and "tree_top_k" in keys else ""
+        show(f"{feature}, because {reason}{chains}", 2)
 
 
-def refusals_table() -> Table:
-    table = Table("cannot be combined with", *METHODS, "because", title="Refused at start", title_justify="left")
-    for refusal in REFUSALS:
-        mark = "trees refused" if refusal.trees_only else "refused"
-        # Not "works": another row may refuse more of the same to that method.
-        marks = (mark if name in refusal.methods else "–" for name in METHODS)
-        table.add_row(refusal.feature, *marks, refusal.reason)
-    return table
+def described(name: str) -> dict[str, Any]:
+    """Everything about one method, for JSON."""
+    return {
+        "summary": METHODS[name].summary,
+        "keys": keys_of(name),
+        "refused": [refused._asdict() for refused in refused_to(name)],
+    }
+
+
+def keys_of(name: str) -> dict[str, dict[str, Any]]:
+    """Whether each key is required, its default, ``None`` for a required one, and its meaning."""
+    return {
+        key: {
+            "required": field.is_required(),
+            "default": None if field.is_required() else field.default,
+            "meaning": "selects this method" if key == "method" else field.description or "",
+        }
+        for key, field in METHODS[name].options.model_fields.items()
+    }
+
+
+def refused_methods() -> dict[Refused, list[str]]:
+    """The methods that each refusal is for; refusals of the same feature follow each other."""
+    found: dict[Refused, list[str]] = {}
+    for name in METHODS:
+        for refused in refused_to(name):
+            found.setdefault(refused, []).append(name)
+    features = [refused.feature for refused in found]
+    return dict(sorted(found.items(), key=lambda entry: features.index(entry[0].feature)))
+
+
+def refused_to(name: str) -> list[Refused]:
+    """The combinations that the method ``name`` is refused."""
+    return [
+        Refused(refusal.feature, refusal.reason, refusal.trees_only) for refusal in REFUSALS if name in refusal.methods
+    ]

@@ -1,0 +1,52 @@
+"""The command as a user runs it: in a pipe, and on a terminal of 80 columns."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from typing import NamedTuple
+
+COMMAND = [sys.executable, "-m", "vllm_specext"]
+COLUMNS = 80
+
+
+class Ended(NamedTuple):
+    status: int
+    stdout: str
+    stderr: str
+
+
+def environment() -> dict[str, str]:
+    """This process's, but nothing in it says how wide a terminal is or asks for colours."""
+    unwanted = {"COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE"}
+    return {name: value for name, value in os.environ.items() if name not in unwanted} | {"NO_COLOR": "1"}
+
+
+def in_a_pipe(*arguments: str) -> Ended:
+    done = subprocess.run([*COMMAND, *arguments], env=environment(), capture_output=True, text=True, check=False)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def on_a_terminal(*arguments: str) -> Ended:
+    """Only stdout is a terminal."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    with subprocess.Popen([*COMMAND, *arguments], env=environment(), stdout=its, stderr=subprocess.PIPE) as process:
+        os.close(its)
+        output = b""
+        while piece := read(ours):
+            output += piece
+        os.close(ours)
+        assert process.stderr is not None
+        errors = process.stderr.read().decode()
+    return Ended(process.returncode, output.decode().replace("\r\n", "\n"), errors)
+
+
+def read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux: the other end is closed
+        return b""
