@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import vllm_specext
 from vllm_specext.cli import app, main
 from vllm_specext.cli.demo import as_table
 from vllm_specext.cli.serve import cpu_quota, set_default_threads, users_error, vllm_distribution
 from vllm_specext.demo.loops import is_loop
 from vllm_specext.demo.run import CONFIGURATIONS, Answer, Speculation, summarize, write
+from vllm_specext.engine.guard import installed_vllm
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import DrafterOptions
 from vllm_specext.registry import METHODS
@@ -75,6 +77,28 @@ def test_the_doctor_notices_a_cuda_torchvision_beside_cpu_torch(monkeypatch: pyt
 def test_help_needs_neither_torch_nor_vllm() -> None:
     script = "import sys, vllm_specext.cli; print(sorted({'torch', 'vllm', 'openai'} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
+
+
+def test_the_version_is_one_line_that_names_vllms_too() -> None:
+    script = "import sys, vllm_specext.cli; sys.argv[1:] = ['--version']\ntry: vllm_specext.cli.main()\n"
+    script += "finally: print(sorted({'torch', 'vllm'} & set(sys.modules)))"
+    lines = subprocess.check_output([sys.executable, "-c", script], text=True).splitlines()
+    assert lines == [f"vllm-specext {vllm_specext.__version__}, vLLM {installed_vllm()}", "[]"]
+
+
+def test_the_version_is_shown_where_there_is_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_specext.engine.guard.installed_vllm", lambda: None)
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"vllm-specext {vllm_specext.__version__}, vLLM is not installed\n")
+
+
+def test_a_shell_completes_sub_commands() -> None:
+    own = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # the option takes a shell's name then
+    shown = subprocess.check_output([*COMMAND, "--show-completion", "bash"], env=os.environ | own, text=True)
+    assert "complete -o default -F _vllm_specext_completion vllm-specext" in shown
+    asked = {"_VLLM_SPECEXT_COMPLETE": "complete_bash", "COMP_WORDS": "vllm-specext me", "COMP_CWORD": "1"}
+    assert subprocess.check_output(COMMAND, env=os.environ | asked, text=True).split() == ["methods"]
+    assert "--install-completion" in subprocess.check_output([*COMMAND, "--help"], text=True)
 
 
 def test_a_configuration_error_is_one_line_and_status_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

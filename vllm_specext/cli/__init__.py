@@ -4,6 +4,7 @@ A ``ConfigurationError`` from anywhere below is the user's to put right: it is p
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -14,15 +15,27 @@ from vllm_specext.cli.methods import methods
 from vllm_specext.cli.pair import pair
 from vllm_specext.cli.serve import serve
 from vllm_specext.cli.swift import swift
+from vllm_specext.cli.version import show_version
 from vllm_specext.errors import ConfigurationError
 
 app = typer.Typer(
     name="vllm-specext",
     help="Speculative-decoding methods for vLLM: faster answers, the same tokens.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Show our version and vLLM's, and exit."),
+    ] = False,
+) -> None:
+    """What every sub-command shares: no more than this option."""
+
+
 # `serve` hands every argument on, `--help` included.
 app.command(
     add_help_option=False,
@@ -39,6 +52,6 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     try:
-        app()
+        app(prog_name=app.info.name)  # also where it was started as a module: completion is for a command
     except ConfigurationError as error:
         sys.exit(f"error: {error}")

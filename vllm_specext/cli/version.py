@@ -1,0 +1,16 @@
+"""``vllm-specext --version``: our version and that of the vLLM beside it."""
+
+import typer
+
+import vllm_specext
+
+
+def show_version(asked: bool) -> None:
+    """Print one line and end the command, if ``asked``; imports neither torch nor vLLM."""
+    if not asked:
+        return
+    from vllm_specext.engine.guard import installed_vllm
+
+    vllm = installed_vllm()
+    typer.echo(f"vllm-specext {vllm_specext.__version__}, {f'vLLM {vllm}' if vllm else 'vLLM is not installed'}")
+    raise typer.Exit
