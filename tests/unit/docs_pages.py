@@ -22,6 +22,8 @@ class Block:
     """Why it is not run: what it needs or how long it takes, which the site shows above the block."""
     run_by: str | None
     """The file that runs it, named in a comment before the block."""
+    near: tuple[str, str]
+    """The paragraphs right before and right after it, empty next to another block or a heading."""
 
     @property
     def commands(self) -> list[str]:
@@ -36,7 +38,8 @@ def blocks(*languages: str) -> Iterator[Block]:
     """Of all pages, those in one of ``languages``, or all."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for found in FENCED.finditer(text):
+        between = [paragraphs(piece) for piece in FENCED.sub("\0", text).split("\0")]
+        for index, found in enumerate(FENCED.finditer(text)):
             needs, run_by = NEEDS.search(found["rest"]), RUN_BY.search(text[: found.start()])
             if not languages or found["language"] in languages:
                 yield Block(
@@ -45,7 +48,14 @@ def blocks(*languages: str) -> Iterator[Block]:
                     found["body"],
                     needs[1] if needs else None,
                     run_by[1] if run_by else None,
+                    (between[index][-1], between[index + 1][0]),
                 )
+
+
+def paragraphs(text: str) -> list[str]:
+    """Of what stands between two blocks, without comments; a heading is an empty one."""
+    visible = re.sub(r"^<!--.*-->$", "", text, flags=re.MULTILINE).strip("\n").split("\n\n")
+    return ["" if re.match("#+ ", piece) else piece for piece in visible]
 
 
 def prose(page: Path) -> str:

@@ -52,6 +52,16 @@ def test_a_command_is_run_by_a_file_that_is_named_or_says_what_it_needs(block: B
         assert all(command in runner for command in block.commands)
 
 
+@pytest.mark.parametrize("block", [block for block in blocks() if block.needs], ids=str)
+def test_what_a_command_needs_is_in_the_text_too_because_github_hides_titles(block: Block) -> None:
+    assert any(words(str(block.needs)) in words(paragraph) for paragraph in block.near)
+
+
+def words(text: str) -> str:
+    """Lower case, without punctuation and marks of Markdown."""
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_commands_stand_in_blocks_of_the_language_sh(page: Path) -> None:
     others = [block for block in blocks() if block.page == page and block.language != "sh"]
