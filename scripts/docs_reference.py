@@ -2,12 +2,13 @@
 and how many nodes are drafted at which load."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 
 from scripts.markdown import code, table
 from vllm_specext.engine.catalogue import CATALOGUE
-from vllm_specext.refusals import REFUSALS
+from vllm_specext.refusals import FEATURES, refused
 from vllm_specext.registry import METHODS
 from vllm_specext.tree.budget import default_schedule, describe
 
@@ -33,12 +34,18 @@ def options(method: str) -> str:
 
 
 def refusals() -> str:
+    """A row for each feature that some method is refused; where the reasons differ, they say for whom."""
     rows = []
-    for refusal in REFUSALS:
-        mark = "trees refused" if refusal.trees_only else "refused"
-        # Not "works": another row may refuse more of the same to that method.
-        marks = [mark if name in refusal.methods else "–" for name in METHODS]
-        rows.append((refusal.feature, *marks, refusal.reason))
+    for feature in FEATURES:
+        cells, reasons = [], defaultdict(list)
+        for name, method in METHODS.items():
+            found = refused(feature, method.declares)
+            cells.append("–" if found is None else "trees refused" if found.trees_only else "refused")
+            if found is not None:
+                reasons[found.reason].append(name)
+        because = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        if reasons:
+            rows.append((feature.title, *cells, "; ".join(because) if len(reasons) > 1 else next(iter(reasons))))
     return table(("cannot be combined with", *map(code, METHODS), "because"), rows)
 
 

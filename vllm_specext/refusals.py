@@ -1,47 +1,57 @@
 """The combinations that are refused at start, before a weight is loaded.
 
-``REFUSALS`` is the single table behind both the errors and the feature matrix (``vllm-specext methods``).
+``FEATURES`` is the single table behind both the errors and the feature matrix (``vllm-specext methods``). A method is
+refused each of them unless it declares to bear it (``declaration.py``).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from vllm_specext.declaration import Declaration, Reads
 from vllm_specext.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
 class Launch:
     """What the refusals look at: vLLM's engine arguments, the target's ``ModelConfig`` and ``ParallelConfig``, the
-    data type of the KV cache with the checkpoint's own choice in place of "auto", and whether trees are drafted."""
+    data type of the KV cache with the checkpoint's own choice in place of "auto", whether trees are drafted, and
+    whether vLLM was asked for results that do not depend on the batch (``VLLM_BATCH_INVARIANT``)."""
 
     arguments: Any
     model: Any
     parallel: Any
     kv_cache_dtype: str
     drafts_trees: bool
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A combination that is not supported: refused by ``feature`` when ``applies`` to the launch."""
+class Feature:
+    """Something that a launch may ask for, and that a method has to declare to bear."""
+
+    name: str
+    """In declarations."""
+    title: str
+    """For people."""
+    applies: Callable[[Launch], bool]
+    reason: str = "the method has not been tried with it"
+    """Why a method that does not bear it cannot."""
+    reasons: Mapping[Reads, str] = field(default_factory=dict)
+    """In its place for methods that read this."""
+    bearable: bool = True
+    """False where verification or vLLM's runner, which all methods share, does not work with it."""
+
+
+class Refused(NamedTuple):
+    """What a method is refused."""
 
     feature: str
-    methods: tuple[str, ...]
     reason: str
-    applies: Callable[[Launch], bool]
-    trees_only: bool = False
-    """Chains of the same methods work."""
+    trees_only: bool
+    """Chains of the same method work."""
 
 
-DRAFTERS = ("griffin", "moa")
-"""They can draft chains instead of trees."""
-
-IN_THE_TARGET = (*DRAFTERS, "swift")
-"""They read the target's hidden states, or keys and values."""
-
-FOREIGN = ("slem", "tli", "slrs")
-ALL = (*IN_THE_TARGET, *FOREIGN)
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Architectures whose decoder layers are attention behind a norm and an MLP behind another, which can be run one by
 one."""
@@ -52,164 +62,220 @@ def _adapts_lm_head(modules: list[str] | None) -> bool:
     return modules is None or any(module.rpartition(".")[2] == "lm_head" for module in modules)
 
 
-def _quantises_cache(launch: Launch) -> bool:
-    return launch.kv_cache_dtype not in ("auto", "bfloat16", "float16")
+def _for_readers_of_the_target(reason: str) -> dict[Reads, str]:
+    return dict.fromkeys((Reads.HIDDEN_STATES, Reads.KEYS_AND_VALUES, Reads.LAYERS), reason)
 
 
-REFUSALS: tuple[Refusal, ...] = (
-    Refusal(
+def _for_readers_of_the_cache(reason: str) -> dict[Reads, str]:
+    return dict.fromkeys((Reads.KEYS_AND_VALUES, Reads.LAYERS), reason)
+
+
+FEATURES: tuple[Feature, ...] = (
+    Feature(
+        "pipeline_parallel",
         "--pipeline-parallel-size above 1",
-        IN_THE_TARGET,
-        "the drafter needs the target's last hidden states and embedding in one worker",
         lambda launch: launch.parallel.pipeline_parallel_size > 1,
-    ),
-    Refusal(
-        "--pipeline-parallel-size above 1",
-        FOREIGN,
         "the drafter is run by the worker that knows the text, and stages before it do not",
-        lambda launch: launch.parallel.pipeline_parallel_size > 1,
+        _for_readers_of_the_target("the drafter needs the target's last hidden states and embedding in one worker"),
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "tensor_parallel",
+        "--tensor-parallel-size above 1",
+        lambda launch: launch.parallel.tensor_parallel_size > 1,
+    ),
+    Feature(
+        "skip_tokenizer_init",
         "--skip-tokenizer-init",
-        FOREIGN,
-        "the text is what target and drafter have in common",
         lambda launch: bool(launch.model.skip_tokenizer_init),
+        reasons={Reads.TEXT: "the text is what target and drafter have in common"},
     ),
-    Refusal(
+    Feature(
+        "decode_context_parallel",
         "--decode-context-parallel-size above 1",
-        ALL,
-        "the drafter's keys and values are not split over the sequence",
         lambda launch: launch.parallel.decode_context_parallel_size > 1,
-    ),
-    Refusal(
-        "--prefill-context-parallel-size above 1",
-        ALL,
         "the drafter's keys and values are not split over the sequence",
+        bearable=False,
+    ),
+    Feature(
+        "prefill_context_parallel",
+        "--prefill-context-parallel-size above 1",
         lambda launch: launch.parallel.prefill_context_parallel_size > 1,
+        "the drafter's keys and values are not split over the sequence",
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "data_parallel",
+        "--data-parallel-size above 1",
+        lambda launch: launch.parallel.data_parallel_size > 1,
+    ),
+    Feature(
+        "data_parallel_moe",
         "--data-parallel-size above 1 with a mixture-of-experts target",
-        IN_THE_TARGET,
-        "the ranks share experts and would have to grow their trees in step",
         lambda launch: launch.parallel.data_parallel_size > 1 and bool(launch.model.is_moe),
-        trees_only=True,
+        reasons=_for_readers_of_the_target("the ranks share experts and would have to grow their trees in step"),
     ),
-    Refusal(
+    Feature(
+        "dbo",
         "--enable-dbo (dual-batch overlap)",
-        ALL,
-        "verification needs the whole batch in one forward pass",
         lambda launch: bool(launch.parallel.use_ubatching),
+        "verification needs the whole batch in one forward pass",
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "batch_sharded_sampling",
         "--enable-batch-sharded-sampling",
-        ALL,
-        "each rank would verify its own share of the requests and not learn what the others accepted",
         lambda launch: bool(launch.parallel.enable_batch_sharded_sampling),
+        "each rank would verify its own share of the requests and not learn what the others accepted",
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "batch_invariant",
+        "VLLM_BATCH_INVARIANT=1",
+        lambda launch: launch.batch_invariant,
+        "tree attention and the drafter's passes split their work by the batch",
+        bearable=False,
+    ),
+    Feature(
+        "lora_lm_head",
         "--enable-lora unless --lora-target-modules names modules other than lm_head",
-        ALL,
-        "vLLM's runner V2 applies an adapter of lm_head to one row of logits per request, and verification needs more",
         lambda launch: bool(launch.arguments.enable_lora) and _adapts_lm_head(launch.arguments.lora_target_modules),
+        "vLLM's runner V2 applies an adapter of lm_head to one row of logits per request, and verification needs more",
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "lora",
         "--enable-lora",
-        ("swift",),
-        "the target's layers would draft without their adapters",
         lambda launch: bool(launch.arguments.enable_lora),
+        reasons={Reads.LAYERS: "the target's layers would draft without their adapters"},
     ),
-    Refusal(
+    Feature(
+        "kv_connector",
         "--kv-transfer-config (KV connector)",
-        ALL,
-        "connectors do not know the drafter's keys and values",
         lambda launch: launch.arguments.kv_transfer_config is not None,
+        "connectors do not know the drafter's keys and values",
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "ec_connector",
         "--ec-transfer-config (encoder-cache connector)",
-        ("swift",),
-        "its targets have no encoder, and the metrics of its search travel where the connector's would",
         lambda launch: launch.arguments.ec_transfer_config is not None,
+        reasons={
+            Reads.LAYERS: "its targets have no encoder, and the metrics of its search travel in the connector's place"
+        },
     ),
-    Refusal(
+    Feature(
+        "recurrent",
         "a hybrid or attention-free target (Mamba, linear attention)",
-        ALL,
-        "its recurrent state cannot be rolled back to the accepted token",
         lambda launch: bool(launch.model.is_hybrid or launch.model.is_attention_free),
+        "its recurrent state cannot be rolled back to the accepted token",
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "mla",
         "a target with multi-head latent attention (MLA)",
-        IN_THE_TARGET,
-        "the drafter's cache does not fit beside a latent cache",
         lambda launch: bool(launch.model.use_mla),
+        reasons=_for_readers_of_the_target("the drafter's cache does not fit beside a latent cache"),
     ),
-    Refusal(
+    Feature(
+        "multimodal",
+        "a multimodal target",
+        lambda launch: bool(launch.model.is_multimodal_model),
+    ),
+    Feature(
+        "encoder_decoder",
         "an encoder-decoder target",
-        ALL,
-        "drafters are trained on decoder-only targets",
         lambda launch: bool(launch.model.is_encoder_decoder),
+        "drafters are trained on decoder-only targets",
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "pooling",
         "a pooling model",
-        ALL,
-        "it generates no tokens to draft",
         lambda launch: launch.model.runner_type != "generate",
+        "it generates no tokens to draft",
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "watermark",
         "--watermark-config",
-        ALL,
-        "watermarked sampling replaces the sampler that verification draws with",
         lambda launch: launch.arguments.watermark_config is not None,
+        "watermarked sampling replaces the sampler that verification draws with",
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "trace_replay",
         "--enable-trace-replay",
-        ALL,
-        "replayed tokens are forced past the sampler that verification draws with",
         lambda launch: bool(launch.model.enable_trace_replay),
+        "replayed tokens are forced past the sampler that verification draws with",
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "sampling_mask",
         "--return-sampling-mask",
-        ALL,
-        "the mask is not collected for drafted positions",
         lambda launch: bool(launch.model.return_sampling_mask),
+        "the mask is not collected for drafted positions",
+        bearable=False,
     ),
-    Refusal(
+    Feature(
+        "prompt_embeds",
+        "--enable-prompt-embeds",
+        lambda launch: bool(launch.model.enable_prompt_embeds),
+    ),
+    Feature(
+        "mrope",
         "a target with multi-dimensional rotary positions (M-RoPE)",
-        IN_THE_TARGET,
-        "nodes are placed by their depth on a single axis",
         lambda launch: bool(launch.model.uses_mrope),
-        trees_only=True,
+        reasons=_for_readers_of_the_target("nodes are placed by their depth on a single axis"),
     ),
-    Refusal(
+    Feature(
+        "quantised_cache",
         "--kv-cache-dtype other than auto, bfloat16 or float16",
-        ("moa", "swift"),
-        "the drafter reads the target's keys and values as they lie in the cache, and not quantised ones",
-        _quantises_cache,
+        lambda launch: launch.kv_cache_dtype not in ("auto", "bfloat16", "float16"),
+        reasons={
+            Reads.HIDDEN_STATES: "draft trees over a quantised cache have not been run on the engine yet",
+            **_for_readers_of_the_cache(
+                "the drafter reads the target's keys and values as they lie in the cache, and not quantised ones"
+            ),
+        },
     ),
-    Refusal(
-        "--kv-cache-dtype other than auto, bfloat16 or float16",
-        ("griffin",),
-        "draft trees over a quantised cache have not been run on the engine yet",
-        _quantises_cache,
-        trees_only=True,
-    ),
-    Refusal(
+    Feature(
+        "sliding_window",
         "a target with sliding-window attention",
-        ("moa", "swift"),
-        "layers with a window do not keep the keys and values that the drafter reads",
         lambda launch: launch.model.get_sliding_window() is not None,
+        reasons=_for_readers_of_the_cache(
+            "layers with a window do not keep the keys and values that the drafter reads"
+        ),
     ),
 )
 
 
-def refuse(method: str, launch: Launch) -> None:
-    """Raise ``ConfigurationError`` for the first entry of ``REFUSALS`` that applies."""
-    for refusal in REFUSALS:
-        if refusal.trees_only and not launch.drafts_trees:
+def check_declaration(method: str, declared: Declaration) -> None:
+    """Raise ``ValueError`` where a declaration names a feature that there is not, or that no method can bear."""
+    known = {feature.name for feature in FEATURES if feature.bearable}
+    if unknown := (declared.bears | declared.chains_bear) - known:
+        raise ValueError(f"method {method!r} declares to bear {sorted(unknown)}, but known are {sorted(known)}.")
+
+
+def refused(feature: Feature, declared: Declaration) -> Refused | None:
+    """What a method with this declaration is refused of ``feature``; ``None`` for nothing."""
+    if feature.name in declared.bears:
+        return None
+    reason = feature.reasons.get(declared.reads, feature.reason)
+    return Refused(feature.title, reason, trees_only=feature.name in declared.chains_bear)
+
+
+def refused_to(declared: Declaration) -> list[Refused]:
+    """Everything that a method with this declaration is refused, in the table's order."""
+    return [found for feature in FEATURES if (found := refused(feature, declared)) is not None]
+
+
+def refuse(method: str, declared: Declaration, launch: Launch) -> None:
+    """Raise ``ConfigurationError`` for the first feature of the launch that the method is refused."""
+    for feature in FEATURES:
+        found = refused(feature, declared)
+        if found is None or (found.trees_only and not launch.drafts_trees) or not feature.applies(launch):
             continue
-        if method in refusal.methods and refusal.applies(launch):
-            has_chains = refusal.trees_only and method in DRAFTERS
-            what = f"draft trees of method {method!r}" if has_chains else f"method {method!r}"
-            way_out = "; tree_top_k 1 drafts chains, which can" if has_chains else ""
-            raise ConfigurationError(
-                f"{what} cannot be combined with {refusal.feature}, because {refusal.reason}{way_out}."
-            )
+        what = f"draft trees of method {method!r}" if found.trees_only else f"method {method!r}"
+        way_out = "; tree_top_k 1 drafts chains, which can" if found.trees_only else ""
+        raise ConfigurationError(f"{what} cannot be combined with {found.feature}, because {found.reason}{way_out}.")

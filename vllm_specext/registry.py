@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.options import (
     GriffinOptions,
     MethodOptions,
@@ -17,6 +18,7 @@ from vllm_specext.options import (
     SwiftOptions,
     TliOptions,
 )
+from vllm_specext.refusals import check_declaration
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Method:
     name: str
     summary: str
     options: type[MethodOptions]
+    declares: Declaration
     preparation: str
     """``module:function`` that checks the drafter against the target and returns the overrides of its configuration."""
     speculator: str
@@ -37,6 +40,18 @@ class Method:
     metrics: str | None = None
     """``module:name`` of two classes in place of the encoder-cache connector's: for Prometheus and for the log."""
 
+    def __post_init__(self) -> None:
+        check_declaration(self.name, self.declares)
+
+
+COMMON = frozenset({"tensor_parallel", "data_parallel", "multimodal", "prompt_embeds"})
+ANY_LANGUAGE_MODEL = Declaration(
+    reads=Reads.TEXT,
+    keeps=Keeps.APART,
+    bears=COMMON | {"data_parallel_moe", "lora", "ec_connector", "mla", "mrope", "quantised_cache", "sliding_window"},
+)
+"""Nothing of the target's is read but what it said."""
+
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -45,6 +60,13 @@ METHODS: dict[str, Method] = {
             name="griffin",
             summary="token-aligned draft head over the target's last hidden states (NeurIPS 2025)",
             options=GriffinOptions,
+            declares=Declaration(
+                reads=Reads.HIDDEN_STATES,
+                keeps=Keeps.BESIDE_THE_TARGETS,
+                bears=COMMON | {"skip_tokenizer_init", "lora", "ec_connector", "sliding_window"},
+                chains_bear=frozenset({"data_parallel_moe", "mrope", "quantised_cache"}),
+                last_block_stale=True,
+            ),
             preparation="vllm_specext.methods.griffin.prepare:prepare",
             speculator="vllm_specext.methods.griffin.speculator:GriffinSpeculator",
             architecture="GriffinForCausalLM",
@@ -54,6 +76,12 @@ METHODS: dict[str, Method] = {
             name="moa",
             summary="mixture of attentions over the target's own keys and values of all layers (ICLR 2025)",
             options=MoAOptions,
+            declares=Declaration(
+                reads=Reads.KEYS_AND_VALUES,
+                keeps=Keeps.BESIDE_THE_TARGETS,
+                bears=COMMON | {"skip_tokenizer_init", "lora", "ec_connector"},
+                chains_bear=frozenset({"data_parallel_moe", "mrope"}),
+            ),
             preparation="vllm_specext.methods.moa.prepare:prepare",
             speculator="vllm_specext.methods.moa.speculator:MoASpeculator",
             architecture="MOASpecModel",
@@ -63,6 +91,9 @@ METHODS: dict[str, Method] = {
             name="swift",
             summary="the target drafts for itself by skipping layers that it learns to skip while serving (ICLR 2025)",
             options=SwiftOptions,
+            declares=Declaration(
+                reads=Reads.LAYERS, keeps=Keeps.IN_THE_TARGETS, bears=COMMON | {"skip_tokenizer_init"}
+            ),
             preparation="vllm_specext.methods.swift.prepare:prepare",
             speculator="vllm_specext.methods.swift.speculator:SwiftSpeculator",
             metrics="vllm_specext.methods.swift.metrics:METRICS",
@@ -71,6 +102,7 @@ METHODS: dict[str, Method] = {
             name="slem",
             summary="any language model drafts text, which becomes the target's tokens (ICML 2025)",
             options=SlemOptions,
+            declares=ANY_LANGUAGE_MODEL,
             preparation="vllm_specext.methods.foreign_vocab.prepare:prepare",
             check="vllm_specext.methods.foreign_vocab.prepare:check",
             speculator="vllm_specext.methods.foreign_vocab.slem:SlemSpeculator",
@@ -79,6 +111,7 @@ METHODS: dict[str, Method] = {
             name="tli",
             summary="a language model drafts from the tokens that its vocabulary shares with the target's (ICML 2025)",
             options=TliOptions,
+            declares=ANY_LANGUAGE_MODEL,
             preparation="vllm_specext.methods.foreign_vocab.prepare:prepare",
             check="vllm_specext.methods.foreign_vocab.prepare:check",
             speculator="vllm_specext.methods.foreign_vocab.tli:TliSpeculator",
@@ -87,6 +120,7 @@ METHODS: dict[str, Method] = {
             name="slrs",
             summary="a language model of bytes or few tokens drafts by the law of the texts that it writes (ICML 2025)",
             options=SlrsOptions,
+            declares=ANY_LANGUAGE_MODEL,
             preparation="vllm_specext.methods.foreign_vocab.prepare:prepare",
             check="vllm_specext.methods.foreign_vocab.prepare:check",
             speculator="vllm_specext.methods.foreign_vocab.slrs:SlrsSpeculator",

@@ -5,9 +5,15 @@ from typing import Any
 
 import pytest
 
+from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.refusals import REFUSALS, Launch, refuse
+from vllm_specext.refusals import FEATURES, Launch, check_declaration, refused, refused_to
+from vllm_specext.refusals import refuse as refuse_declared
 from vllm_specext.registry import METHODS
+
+
+def refuse(method: str, launch: Launch) -> None:
+    refuse_declared(method, METHODS[method].declares, launch)
 
 
 def launch(**changes: Any) -> Launch:
@@ -30,6 +36,8 @@ def launch(**changes: Any) -> Launch:
         "return_sampling_mask": False,
         "uses_mrope": False,
         "is_moe": False,
+        "is_multimodal_model": False,
+        "enable_prompt_embeds": False,
         "skip_tokenizer_init": False,
         "get_sliding_window": lambda: changes.get("sliding_window"),
     }
@@ -48,6 +56,7 @@ def launch(**changes: Any) -> Launch:
         SimpleNamespace(**parallel),
         kv_cache_dtype=changes.get("kv_cache_dtype", "auto"),
         drafts_trees=changes.get("drafts_trees", True),
+        batch_invariant=changes.get("batch_invariant", False),
     )
 
 
@@ -68,6 +77,7 @@ UNSUPPORTED = [
     ({"watermark_config": {}}, "--watermark-config"),
     ({"enable_trace_replay": True}, "--enable-trace-replay"),
     ({"return_sampling_mask": True}, "--return-sampling-mask"),
+    ({"batch_invariant": True}, "VLLM_BATCH_INVARIANT=1"),
 ]
 """A change to a launch that is fine, and what the refusal names."""
 IN_THE_TARGET: list[tuple[dict[str, Any], str]] = [
@@ -121,8 +131,8 @@ def test_an_unsupported_combination_is_refused_by_name(method: str, change: dict
 @every_method
 def test_every_entry_of_the_table_is_reached_by_a_case_above(method: str) -> None:
     launches = [launch(**change) for change, _ in UNSUPPORTED + UNSUPPORTED_BY[method]]
-    entries = [refusal for refusal in REFUSALS if method in refusal.methods]
-    assert [refusal.feature for refusal in entries if not any(map(refusal.applies, launches))] == []
+    closed = [feature for feature in FEATURES if refused(feature, METHODS[method].declares) is not None]
+    assert [feature.name for feature in closed if not any(map(feature.applies, launches))] == []
 
 
 @pytest.mark.parametrize(("method", "change"), [(method, case) for method, own in TREES_ONLY.items() for case in own])
@@ -161,3 +171,62 @@ def test_adapters_of_other_modules_than_the_output_layer_are_open(method: str) -
 @every_method
 def test_ranks_of_a_dense_target_are_independent_and_draft_trees(method: str) -> None:
     refuse(method, launch(data_parallel_size=2))
+
+
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "pipeline_parallel": {"pipeline_parallel_size": 2},
+    "tensor_parallel": {"tensor_parallel_size": 2},
+    "skip_tokenizer_init": {"skip_tokenizer_init": True},
+    "decode_context_parallel": {"decode_context_parallel_size": 2},
+    "prefill_context_parallel": {"prefill_context_parallel_size": 2},
+    "data_parallel": {"data_parallel_size": 2},
+    "data_parallel_moe": {"data_parallel_size": 2, "is_moe": True},
+    "dbo": {"use_ubatching": True},
+    "batch_sharded_sampling": {"enable_batch_sharded_sampling": True},
+    "batch_invariant": {"batch_invariant": True},
+    "lora_lm_head": {"enable_lora": True},
+    "lora": {"enable_lora": True, "lora_target_modules": ["q_proj"]},
+    "kv_connector": {"kv_transfer_config": object()},
+    "ec_connector": {"ec_transfer_config": object()},
+    "recurrent": {"is_hybrid": True},
+    "mla": {"use_mla": True},
+    "multimodal": {"is_multimodal_model": True},
+    "encoder_decoder": {"is_encoder_decoder": True},
+    "pooling": {"runner_type": "pooling"},
+    "watermark": {"watermark_config": {}},
+    "trace_replay": {"enable_trace_replay": True},
+    "sampling_mask": {"return_sampling_mask": True},
+    "prompt_embeds": {"enable_prompt_embeds": True},
+    "mrope": {"uses_mrope": True},
+    "quantised_cache": {"kv_cache_dtype": "fp8"},
+    "sliding_window": {"sliding_window": 4096},
+}
+"""A launch that asks for each feature of the table."""
+
+
+def test_there_is_a_launch_for_every_feature() -> None:
+    assert list(EVERYTHING) == [feature.name for feature in FEATURES]
+
+
+@pytest.mark.parametrize("reads", Reads)
+@pytest.mark.parametrize("feature", EVERYTHING)
+def test_a_new_method_is_refused_everything_that_it_does_not_declare_to_bear(feature: str, reads: Reads) -> None:
+    new = Declaration(reads=reads, keeps=Keeps.NOWHERE)
+    refuse_declared("lookup", new, launch())
+    with pytest.raises(ConfigurationError, match=r"^method 'lookup' cannot be combined with .*, because .*[.]$"):
+        refuse_declared("lookup", new, launch(**EVERYTHING[feature]))
+
+
+def test_what_a_method_declares_to_bear_is_open_to_it() -> None:
+    bearable = {feature.name for feature in FEATURES if feature.bearable}
+    new = Declaration(reads=Reads.NOTHING, keeps=Keeps.NOWHERE, bears=frozenset(bearable))
+    for name in bearable:
+        refuse_declared("lookup", new, launch(**EVERYTHING[name]))
+    assert {one.feature for one in refused_to(new)} == {one.title for one in FEATURES if not one.bearable}
+
+
+@pytest.mark.parametrize("name", ["lora_heads", "dbo"])
+def test_a_declaration_that_names_no_such_feature_or_one_that_nobody_bears_is_an_error(name: str) -> None:
+    declared = Declaration(reads=Reads.NOTHING, keeps=Keeps.NOWHERE, chains_bear=frozenset({name}))
+    with pytest.raises(ValueError, match=name):
+        check_declaration("lookup", declared)

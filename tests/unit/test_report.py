@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from vllm_specext.declaration import Keeps
 from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SLRS, SWIFT, TARGET
 from vllm_specext.engine.report import configured, graphs, log_start, memory_line
 
@@ -54,14 +55,17 @@ def test_who_verifies_is_told(speculative: dict[str, Any], verifier: str) -> Non
     assert lines(speculative)["Verification"].startswith(verifier)
 
 
-def runner(drafters: tuple[str, ...], sizes: dict[str, int], rank: int = 0) -> Any:
+def runner(
+    drafters: tuple[str, ...], sizes: dict[str, int], rank: int = 0, keeps: Keeps = Keeps.BESIDE_THE_TARGETS
+) -> Any:
+    declared = SimpleNamespace(keeps=keeps)
     specs = {name: SimpleNamespace(page_size_bytes=size * 16, block_size=16) for name, size in sizes.items()}
     return SimpleNamespace(
         max_model_len=1024,
         parallel_config=SimpleNamespace(rank=rank),
         speculator=SimpleNamespace(draft_attn_layer_names=set(drafters)),
         get_kv_cache_spec=lambda: specs,
-        vllm_config=SimpleNamespace(speculative_config=SimpleNamespace(options=None)),
+        vllm_config=SimpleNamespace(speculative_config=SimpleNamespace(declared=declared)),
     )
 
 
@@ -69,7 +73,8 @@ def test_a_drafters_memory_is_told_by_token_and_by_request() -> None:
     name, fact = memory_line(runner(("d",), {"a": 512, "b": 512, "d": 1024}))
     assert name == "Drafter's keys and values"
     assert fact == "1024 bytes a token, 1.0 MiB for a request of 1024 tokens; the target's take 1024 bytes a token"
-    assert memory_line(runner((), {"a": 512}))[1] == "none; it uses the target's"
+    assert memory_line(runner((), {"a": 512}, keeps=Keeps.IN_THE_TARGETS))[1] == "none; it uses the target's"
+    assert memory_line(runner((), {"a": 512}, keeps=Keeps.NOWHERE))[1] == "none"
 
 
 def test_the_sizes_of_captured_graphs_are_told() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.terminal import COLUMNS, Ended, in_a_pipe, on_a_terminal
 from vllm_specext.cli.methods import refused_methods, refused_to
 from vllm_specext.engine.catalogue import CATALOGUE
-from vllm_specext.refusals import REFUSALS
+from vllm_specext.refusals import refused_to as refused_by_the_engine
 from vllm_specext.registry import METHODS
 
 COMMANDS = [("methods",), *(("methods", name) for name in METHODS), ("doctor",)]
@@ -43,9 +43,9 @@ def test_methods_has_a_line_for_each_method_and_each_refusal(methods: Ended) -> 
         assert lines_with(methods, method.summary) == [f"  {method.name}: {method.summary}"]
     refusals = {refused for name in METHODS for refused in refused_to(name)}
     for refused in refusals:
-        (line,) = lines_with(methods, f"  {refused.feature}: ", f", because {refused.reason}")
-        who = line.removeprefix(f"  {refused.feature}: ").partition(", because ")[0]
-        assert who.startswith("draft trees of ") == refused.trees_only
+        lines = lines_with(methods, f"  {refused.feature}: ", f", because {refused.reason}")
+        told = [line.removeprefix(f"  {refused.feature}: ").partition(", because ")[0] for line in lines]
+        (who,) = (one for one in told if one.startswith("draft trees of ") == refused.trees_only)
         names = list(METHODS) if who == "every method" else who.removeprefix("draft trees of ").split(", ")
         assert names == [name for name in METHODS if refused in refused_to(name)]
     assert len(methods.stdout.splitlines()) == len(METHODS) + len(refusals) + 3
@@ -66,7 +66,7 @@ def test_methods_with_a_name_has_a_line_for_each_key_and_each_refusal(name: str)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_shown_to_be_refused_is_what_the_engine_refuses(name: str) -> None:
-    refused = [(refusal.feature, refusal.reason, refusal.trees_only) for refusal in REFUSALS if name in refusal.methods]
+    refused = [tuple(one) for one in refused_by_the_engine(METHODS[name].declares)]
     assert refused_to(name) == refused
 
 

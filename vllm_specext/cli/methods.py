@@ -1,21 +1,15 @@
 """``vllm-specext methods [NAME]``: what can be asked for, and what is refused, from what the engine itself reads."""
 
 import json
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from vllm_specext.cli.lines import show
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.refusals import REFUSALS
+from vllm_specext.refusals import Refused
+from vllm_specext.refusals import refused_to as refused_by_declaration
 from vllm_specext.registry import METHODS
-
-
-class Refused(NamedTuple):
-    feature: str
-    reason: str
-    trees_only: bool
-    """Chains of the same method are not refused."""
 
 
 def methods(
@@ -96,6 +90,4 @@ def refused_methods() -> dict[Refused, list[str]]:
 
 def refused_to(name: str) -> list[Refused]:
     """The combinations that the method ``name`` is refused."""
-    return [
-        Refused(refusal.feature, refusal.reason, refusal.trees_only) for refusal in REFUSALS if name in refusal.methods
-    ]
+    return refused_by_declaration(METHODS[name].declares)

@@ -6,6 +6,7 @@ because it is unpickled in engine and worker processes before plug-ins are loade
 
 from typing import Any
 
+import vllm.envs as envs
 from pydantic import ValidationError
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import config
@@ -13,6 +14,7 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
+from vllm_specext.declaration import Declaration, Keeps
 from vllm_specext.engine.guard import require_supported_vllm
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import ForeignOptions, MethodOptions, check_sizes, parse
@@ -93,9 +95,19 @@ class SpecExtConfig(SpeculativeConfig):
         """``[first, last, nodes]`` by the number of running requests."""
         return self.num_speculative_tokens_per_batch_size or [[1, MANY, self.num_speculative_tokens]]
 
+    @property
+    def declared(self) -> Declaration:
+        """What the method says of itself."""
+        assert self.method is not None
+        return METHODS[self.method].declares
+
     def use_eagle(self) -> bool:
-        """True: vLLM asks this when it means "drafts from the target's hidden states" (lookahead slots, KV groups)."""
-        return True
+        """Whether the drafter has layers in vLLM's cache, which is what vLLM means by this: it then groups caches
+        accordingly and never ends a piece of a prompt one token before the prompt's end."""
+        return self.declared.keeps is Keeps.BESIDE_THE_TARGETS
+
+    def use_eagle_block_drop(self) -> bool:
+        return self.declared.last_block_stale and not self.disable_eagle_block_drop
 
     def compute_hash(self) -> str:
         return f"{self.method}-{super().compute_hash()}"
@@ -114,8 +126,10 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     method = METHODS[raw["method"]]
     options = parse(method.options, raw)
     kv_cache_dtype = resolve_kv_cache_dtype_string(arguments.kv_cache_dtype, model)
-    launch = Launch(arguments, model, parallel, kv_cache_dtype, options.tree is not None)
-    refuse(method.name, launch)
+    launch = Launch(
+        arguments, model, parallel, kv_cache_dtype, options.tree is not None, batch_invariant=envs.VLLM_BATCH_INVARIANT
+    )
+    refuse(method.name, method.declares, launch)
     _check_schedule(options.num_speculative_tokens_per_batch_size)
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
     fields, overrides = load(method.preparation)(options, launch)

@@ -11,7 +11,7 @@ from vllm.v1.attention.selector import get_attn_backend
 from vllm.version import __version__ as vllm_version
 
 import vllm_specext
-from vllm_specext.options import ForeignOptions
+from vllm_specext.declaration import Keeps, Reads
 from vllm_specext.tree.budget import describe
 
 logger = init_logger(f"vllm.{__name__}")
@@ -45,7 +45,7 @@ def log_start(runner: Any) -> None:
 def configured(vllm_config: Any) -> list[Line]:
     """What the configuration alone says."""
     config = vllm_config.speculative_config
-    drafter = "the target itself" if config.model is None else str(config.model)
+    drafter = str(config.model or ("the target itself" if config.declared.reads is Reads.LAYERS else "none"))
     if config.tree is None:
         drafts, levels = f"chains of at most {config.num_speculative_tokens} tokens", config.num_speculative_tokens
     else:
@@ -74,7 +74,8 @@ def laid_out(runner: Any) -> list[Line]:
 
 def memory_line(runner: Any) -> Line:
     longest = runner.max_model_len
-    if isinstance(runner.vllm_config.speculative_config.options, ForeignOptions):
+    keeps = runner.vllm_config.speculative_config.declared.keeps
+    if keeps is Keeps.APART:
         cache = runner.speculator.drafter.cache
         size, total = cache.page_bytes // cache.page_size, cache.kv_cache_config.num_blocks * cache.page_bytes
         whole = f"{mebibytes(total)} for all requests; {per_request(size, min(longest, cache.max_len))}"
@@ -83,8 +84,9 @@ def memory_line(runner: Any) -> Line:
     sizes = {name: spec.page_size_bytes // spec.block_size for name, spec in runner.get_kv_cache_spec().items()}
     own = sum(size for name, size in sizes.items() if name in drafters)
     target = sum(sizes.values()) - own
-    if not own:
-        return ("Drafter's keys and values", "none; it uses the target's")
+    if keeps is not Keeps.BESIDE_THE_TARGETS:
+        uses = "; it uses the target's" if keeps is Keeps.IN_THE_TARGETS else ""
+        return ("Drafter's keys and values", f"none{uses}")
     return ("Drafter's keys and values", f"{per_request(own, longest)}; the target's take {target} bytes a token")
 
 

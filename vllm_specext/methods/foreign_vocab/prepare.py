@@ -25,8 +25,7 @@ def prepare(options: ForeignOptions, launch: Launch) -> tuple[dict[str, Any], di
     fields = options.model_dump(
         include={"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}, exclude_none=True
     )
-    # Nothing of the target's cache is a drafter's, so all of a cached prefix can be used.
-    return {**fields, "model": str(directory), "disable_eagle_block_drop": True}, {}
+    return {**fields, "model": str(directory)}, {}
 
 
 def check(options: ForeignOptions, config: Any) -> None:

@@ -51,9 +51,6 @@ def prepare(options: MoAOptions, launch: Launch) -> tuple[dict[str, Any], dict[s
         )
     ours = {"method", "model", "revision", "tree_depth", "tree_top_k", "target_layer_inference"}
     fields = options.model_dump(exclude=ours, exclude_none=True)
-    # What the drafter keeps of a token depends on that token and those before it alone, so that all of a cached prefix
-    # can be used.
-    fields["disable_eagle_block_drop"] = True
     return {**fields, "model": str(directory)}, _overrides(shape, inference)
 
 

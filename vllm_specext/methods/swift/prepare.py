@@ -23,10 +23,8 @@ def prepare(options: SwiftOptions, launch: Launch) -> tuple[dict[str, Any], dict
         path = Path(options.swift_layers)
         check_target(path, read_found(path), target)
     check_save(options)
-    fields = options.model_dump(include={"num_speculative_tokens", "num_speculative_tokens_per_batch_size"})
-    # Nothing is kept of a draft, so all of a cached prefix can be used.
-    fields["disable_eagle_block_drop"] = True
-    return {name: value for name, value in fields.items() if value is not None}, {}
+    included = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
+    return options.model_dump(include=included, exclude_none=True), {}
 
 
 def check_save(options: SwiftOptions) -> None:

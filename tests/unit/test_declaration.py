@@ -1,0 +1,63 @@
+"""What vLLM's configuration says of a method follows from the method's declaration."""
+
+from typing import Any
+
+import pytest
+
+from vllm_specext.declaration import Keeps
+from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE, SLEM, SWIFT, TARGET
+from vllm_specext.registry import METHODS
+
+
+def configuration(speculative: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_specext.plugin import register
+
+    register()
+    arguments = EngineArgs(
+        model=str(TARGET),
+        dtype="float32",
+        max_model_len=512,
+        kv_cache_memory_bytes=1 << 28,
+        speculative_config=speculative,
+    )
+    return arguments.create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("speculative", "own_layers", "drops_a_block"),
+    [(GRIFFIN_TREE, True, True), (MOA_TREE, True, False), (SWIFT, False, False), (SLEM, False, False)],
+    ids=["griffin", "moa", "swift", "slem"],
+)
+def test_vllm_is_told_where_keys_are_kept_and_whether_a_cached_block_is_stale(
+    speculative: dict[str, Any], own_layers: bool, drops_a_block: bool
+) -> None:
+    config = configuration(speculative)
+    assert config.speculative_config.use_eagle() == own_layers
+    assert config.speculative_config.use_eagle_block_drop() == drops_a_block
+    assert config.num_prefill_lookahead_tokens == int(own_layers)
+
+
+def test_griffins_stale_block_can_be_kept() -> None:
+    config = configuration(GRIFFIN_TREE | {"disable_eagle_block_drop": True})
+    assert not config.speculative_config.use_eagle_block_drop()
+
+
+def test_only_what_lies_in_vllms_cache_can_be_stale_there() -> None:
+    stale = [method.declares.keeps for method in METHODS.values() if method.declares.last_block_stale]
+    assert set(stale) == {Keeps.BESIDE_THE_TARGETS}
+
+
+@pytest.mark.parametrize("is_moe", [False, True])
+def test_independent_ranks_keep_the_schedule_and_ranks_in_step_do_not(
+    is_moe: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data-parallel ranks of a dense target do not know of each other."""
+    config = configuration(GRIFFIN_TREE)
+    monkeypatch.setattr(type(config.model_config), "is_moe", property(lambda self: is_moe))
+    config.parallel_config.data_parallel_size = 2
+    schedule = config.speculative_config.num_speculative_tokens_per_batch_size
+    assert schedule
+    config._maybe_disable_dynamic_sd_for_data_parallel()
+    assert config.speculative_config.num_speculative_tokens_per_batch_size == (None if is_moe else schedule)

@@ -1,0 +1,41 @@
+"""What a method says of itself: what drafting reads, where the drafter keeps its keys and values, and which features of
+vLLM it has been built and tried with.
+
+Refusals, vLLM's configuration and the start-up log follow from it. A method is refused every feature of
+``refusals.FEATURES`` that it does not declare to bear, so that a new one starts with all of them closed.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Reads(Enum):
+    """What drafting reads of a step, beside the tokens."""
+
+    NOTHING = "nothing"
+    HIDDEN_STATES = "the target's last hidden states"
+    KEYS_AND_VALUES = "the target's keys and values"
+    LAYERS = "the target's layers, which draft themselves"
+    TEXT = "the text"
+
+
+class Keeps(Enum):
+    """Where the drafter keeps keys and values."""
+
+    NOWHERE = "nowhere"
+    BESIDE_THE_TARGETS = "in layers of its own, in vLLM's cache"
+    IN_THE_TARGETS = "in the target's own slots after the accepted prefix"
+    APART = "in a cache of its own, which vLLM does not know"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    reads: Reads
+    keeps: Keeps
+    bears: frozenset[str] = frozenset()
+    """Names of ``refusals.FEATURES`` that the method works with."""
+    chains_bear: frozenset[str] = frozenset()
+    """Those that it works with as long as it drafts chains."""
+    last_block_stale: bool = False
+    """The drafter's keys of the last token in a cached block depend on the token after it, which another request may
+    not have: vLLM then computes the last block of a cached prefix again."""
