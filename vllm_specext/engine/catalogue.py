@@ -55,6 +55,15 @@ CATALOGUE: tuple[Patch, ...] = (
         "vLLM asks the speculator",
     ),
     Patch(
+        "schedule under data parallelism",
+        "vllm.config.vllm.VllmConfig._maybe_disable_dynamic_sd_for_data_parallel",
+        "vLLM drops the numbers of drafted tokens by load where there are several data-parallel ranks; those of dense "
+        "targets do not know of each other, and would draft the largest trees at any load",
+        "wrapped: for our methods with a dense target the schedule stays",
+        "none known: vLLM does not ask whether the ranks work in step",
+        "vLLM keeps the schedule of dense targets",
+    ),
+    Patch(
         "scheduler",
         "vllm.config.scheduler.SchedulerConfig.get_scheduler_cls",
         "vLLM schedules the same number of drafted tokens for every request; some get a chain, and some nothing",

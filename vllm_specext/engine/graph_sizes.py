@@ -1,9 +1,30 @@
-"""For how many requests draft passes are captured."""
+"""What is captured in CUDA graphs: for how many requests draft passes are, and what must not be."""
 
 from itertools import pairwise
 
-from vllm.config import VllmConfig
+from vllm.config import CompilationConfig, CUDAGraphMode, VllmConfig
+from vllm.logger import init_logger
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+def capture_no_mixed_batches(compilation: CompilationConfig) -> None:
+    """Lower a ``cudagraph_mode`` that captures batches of any composition in whole graphs (FULL) to one that captures
+    decoding alone, as vLLM does where a backend asks for it.
+
+    Such graphs are captured with causal attention and fit every batch of their number of tokens, so that a step that
+    verifies trees would be run as if they were chains."""
+    mode = compilation.cudagraph_mode
+    if mode is None or mode.mixed_mode() != CUDAGraphMode.FULL:
+        return
+    in_pieces = compilation.splitting_ops_contain_attention()
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE if in_pieces else CUDAGraphMode.FULL_DECODE_ONLY
+    logger.warning(
+        "cudagraph_mode %s would capture batches of trees and prompts as if they were chains; it is %s instead.",
+        mode.name,
+        compilation.cudagraph_mode.name,
+    )
 
 
 def drafted_sizes(vllm_config: VllmConfig) -> dict[int, list[int]]:

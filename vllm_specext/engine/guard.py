@@ -28,6 +28,7 @@ SIGNATURES: dict[str, str] = {
         "self request_id prompt params supported_tasks arrival_time lora_request tokenization_kwargs trace_headers "
         "priority data_parallel_rank resumable session_id kv_hints"
     ),
+    "vllm.config.vllm:VllmConfig._maybe_disable_dynamic_sd_for_data_parallel": "self",
     "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls": "self",
     f"{_SCHEDULER}.add_request": "self request",
     f"{_SCHEDULER}._update_request_as_session": "self session update",

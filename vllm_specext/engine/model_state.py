@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_specext.engine.attention import wrap_target_layers
+from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
 from vllm_specext.engine.requests import Drafting, drafting_of, has_custom_processors
 from vllm_specext.engine.trees import TreeStates
 from vllm_specext.engine.verification import TargetOnlyVerifier, TreeVerifier
@@ -64,6 +65,7 @@ def _for_trees(base: Any) -> type[ModelState]:
             layers = get_layers_from_vllm_config(self.vllm_config, Attention)
             self._layers = {name: layer for name, layer in layers.items() if not layer.is_draft_layer}
             wrap_target_layers(self._layers.values(), shape.levels)
+            capture_no_mixed_batches(self.vllm_config.compilation_config)
             self._custom_processors = has_custom_processors(self.model_config)
             self._groups: list[list[str]] = []
             self._caches: list[list[Attention]] = []
@@ -104,6 +106,8 @@ def _for_trees(base: Any) -> type[ModelState]:
             )
             if for_capture:
                 self.trees.capture(input_batch, self.max_model_len)
+            elif cudagraph_mode == CUDAGraphMode.FULL:
+                self.trees.check_replay(input_batch)
             self.trees.attach(input_batch, metadata, self._groups, slot_mappings)
             return metadata
 

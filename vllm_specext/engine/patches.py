@@ -35,6 +35,7 @@ def install() -> None:
 
     wrap_property(VllmConfig, "use_v2_model_runner", _use_v2_model_runner)
     wrap_property(VllmConfig, "num_lookahead_tokens", _num_lookahead_tokens)
+    wrap(VllmConfig, "_maybe_disable_dynamic_sd_for_data_parallel", _keep_schedule_of_independent_ranks)
     wrap(SchedulerConfig, "get_scheduler_cls", _get_scheduler_cls)
     wrap(SamplingParams, "_validate_spec_decode", _validate_spec_decode)
     wrap(VllmConfig, "_validate_v2_model_runner", _validate_v2_model_runner)
@@ -94,6 +95,16 @@ def _num_lookahead_tokens(original: Callable) -> Callable:
         return original(self) if slots is None else slots
 
     return num_lookahead_tokens
+
+
+def _keep_schedule_of_independent_ranks(original: Callable) -> Callable:
+    def _maybe_disable_dynamic_sd_for_data_parallel(self: Any) -> None:
+        from vllm_specext.engine.config import is_ours
+
+        if not is_ours(self.speculative_config) or self.model_config.is_moe:
+            original(self)
+
+    return _maybe_disable_dynamic_sd_for_data_parallel
 
 
 def _get_scheduler_cls(original: Callable) -> Callable:

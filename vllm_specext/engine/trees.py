@@ -121,6 +121,18 @@ class TreeStates:
         rows_on = self._rows_on(batch.num_reqs, batch.num_tokens, query, batch.query_start_loc, longest)
         self.step = Verification(batch, batch.num_reqs, batch.num_tokens, batch.positions, rows_on, chains=False)
 
+    def check_replay(self, batch: InputBatch) -> None:
+        """Raise ``RuntimeError`` where a whole graph of the target is about to run trees that it was not captured with:
+        ``capture`` has put trees into those graphs alone that hold equally long drafts."""
+        if self.step is None or self.step.batch is not batch or self.step.chains:
+            return
+        query = int(batch.num_scheduled_tokens[: self.step.requests].max())
+        if batch.num_tokens_after_padding != batch.num_reqs_after_padding * query:
+            raise RuntimeError(
+                f"vLLM chose a CUDA graph of {batch.num_reqs_after_padding} requests with "
+                f"{batch.num_tokens_after_padding} tokens for trees of {query} rows, which it was not captured with"
+            )
+
     def attach(
         self, batch: InputBatch, metadata: dict[str, Any], groups: Sequence[Sequence[str]], slot_mappings: Tensor
     ) -> None:

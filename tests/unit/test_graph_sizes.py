@@ -1,0 +1,87 @@
+"""No CUDA graph is captured, or replayed, that would run trees as if they were chains."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
+from vllm.config import CompilationConfig, CUDAGraphMode
+from vllm.config.compilation import CompilationMode
+
+from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
+from vllm_specext.engine.model_state import with_our_verification
+from vllm_specext.engine.trees import TreeStates
+from vllm_specext.tree.budget import TreeShape
+
+SHAPE = TreeShape(nodes=59, levels=6, top_k=10)
+
+
+def compilation(mode: str, **changes: Any) -> CompilationConfig:
+    config = CompilationConfig(mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=mode, **changes)
+    config.set_splitting_ops_for_v1(all2all_backend="naive")
+    return config
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "lowered"),
+    [
+        ("FULL", {}, "FULL_AND_PIECEWISE"),
+        ("FULL", {"splitting_ops": []}, "FULL_DECODE_ONLY"),
+        ("FULL_AND_PIECEWISE", {"splitting_ops": []}, "FULL_DECODE_ONLY"),  # vLLM makes FULL of it
+        ("FULL_AND_PIECEWISE", {"pass_config": {"fuse_attn_quant": True}}, "FULL_DECODE_ONLY"),  # and of this
+        ("FULL_AND_PIECEWISE", {}, "FULL_AND_PIECEWISE"),
+        ("FULL_DECODE_ONLY", {}, "FULL_DECODE_ONLY"),
+        ("PIECEWISE", {}, "PIECEWISE"),
+        ("NONE", {}, "NONE"),
+    ],
+)
+def test_graphs_of_mixed_batches_are_given_up(mode: str, changes: dict[str, Any], lowered: str) -> None:
+    config = compilation(mode, **changes)
+    before = config.cudagraph_mode
+    capture_no_mixed_batches(config)
+    assert config.cudagraph_mode == CUDAGraphMode[lowered]
+    assert config.cudagraph_mode.mixed_mode() != CUDAGraphMode.FULL
+    assert (before == CUDAGraphMode.FULL) == (config.cudagraph_mode != before)
+
+
+def test_the_state_of_a_target_with_trees_lowers_the_mode() -> None:
+    config = compilation("FULL")
+    tree = SimpleNamespace(tree=SHAPE, options=SimpleNamespace(samples_drafts=False))
+
+    class Base:
+        def __init__(self) -> None:
+            self.vllm_config: Any = SimpleNamespace(
+                speculative_config=tree, compilation_config=SimpleNamespace(static_forward_context={})
+            )
+            self.vllm_config.compilation_config = config
+            self.model_config = SimpleNamespace(logits_processors=None)
+            self.max_num_reqs, self.max_model_len, self.device = 2, 512, torch.device("cpu")
+
+    with_our_verification(Base, tree)()
+    assert config.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE
+
+
+def step(rows: list[int], tokens: int, requests: int, chains: bool = False) -> tuple[TreeStates, Any]:
+    """A step of requests with so many rows, in a graph of ``tokens`` and ``requests``."""
+    trees = TreeStates(SHAPE, 8, 512, torch.device("cpu"))
+    batch = SimpleNamespace(
+        num_scheduled_tokens=np.array(rows), num_tokens_after_padding=tokens, num_reqs_after_padding=requests
+    )
+    trees.step = SimpleNamespace(batch=batch, requests=len(rows), chains=chains)  # type: ignore[assignment]
+    return trees, batch
+
+
+@pytest.mark.parametrize(("tokens", "requests"), [(64, 64), (512, 256), (128, 1)])
+def test_a_graph_that_holds_no_equally_long_trees_is_not_replayed_on_them(tokens: int, requests: int) -> None:
+    trees, batch = step([60], tokens, requests)
+    with pytest.raises(RuntimeError, match="for trees of 60 rows, which it was not captured with"):
+        trees.check_replay(batch)
+
+
+def test_graphs_of_equally_long_trees_and_of_chains_are_replayed() -> None:
+    for trees, batch in (step([60, 60], 120, 2), step([60], 240, 4), step([7, 7], 64, 64, chains=True)):
+        trees.check_replay(batch)
+    trees, _ = step([60], 64, 64)
+    trees.check_replay(SimpleNamespace())  # a batch without drafts, or a dummy one
