@@ -1,8 +1,10 @@
 """Suggestions come from a process that is never waited for and never outlives the engine."""
 
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -118,19 +120,87 @@ def test_a_process_that_hangs_is_not_waited_for(suggester: BayesianSuggester) ->
     assert not is_alive(pid)
 
 
-@pytest.mark.usefixtures("no_waiting")
-def test_a_process_that_died_ends_the_suggestions_and_nothing_else(
-    suggester: BayesianSuggester, caplog: pytest.LogCaptureFixture
-) -> None:
-    suggester.ask(observed(3))
+def kill(suggester: BayesianSuggester) -> None:
     assert suggester.pid is not None
     os.kill(suggester.pid, signal.SIGKILL)
+
+
+def test_a_process_that_died_at_a_suggestion_is_started_again(
+    suggester: BayesianSuggester, caplog: pytest.LogCaptureFixture
+) -> None:
+    observations = observed(12)
+    suggester.ask(observations)
+    kill(suggester)
     assert wait_for(lambda: suggester.ready() is None and suggester.pid is None)
-    assert "the search goes on at random" in caplog.text
+    suggester.ask(observations)
+    assert suggester.pid is not None
+    assert wait_for_suggestion(suggester) == in_process(observations, seed=4)
+    assert "the search goes on at random" not in caplog.text
+
+
+def test_a_process_that_died_between_two_suggestions_is_started_again(suggester: BayesianSuggester) -> None:
+    observations = observed(12)
+    suggester.start()
+    dead = suggester.pid
+    assert dead is not None
+    kill(suggester)
+    assert wait_for(lambda: not is_alive(dead))
+    suggester.ask(observations)
+    assert suggester.pid not in (None, dead)
+    assert wait_for_suggestion(suggester) == in_process(observations, seed=3)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_process_that_died_twice_ends_the_suggestions_and_nothing_else(
+    suggester: BayesianSuggester, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        suggester.ask(observed(3))
+        kill(suggester)
+        assert wait_for(lambda: suggester.ready() is None and suggester.pid is None)
     for _ in range(2):
         suggester.ask(observed(3))
         assert suggester.ready() is None
     assert suggester.pid is None
+    assert caplog.text.count("the search goes on at random") == 1
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_an_answer_in_pieces_is_read_up_to_its_end(suggester: BayesianSuggester) -> None:
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    with os.fdopen(ours, "rb", buffering=0) as answers, os.fdopen(theirs, "wb", buffering=0) as pieces:
+        suggester.start()
+        assert suggester._process is not None
+        suggester.ask(observed(3))
+        assert suggester._process.stdout is not None
+        suggester._process.stdout.close()
+        suggester._process.stdout = answers
+        for piece in (b"[1, 2, 1", b"0]", b"\n"):
+            assert suggester.ready() is None
+            pieces.write(piece)
+        assert suggester.ready() == SkipSet.of(LAYERS, [1, 2, 10])
+        suggester.close()
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_answer_is_one_write(unbuffered: str) -> None:
+    """A socket of packets tells writes apart."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    request = {"variables": 4, "skipped": 2, "seed": 1, "points": ["3", "5"], "scores": [0.1, 0.2]}
+    program = [sys.executable, "-m", "vllm_specext.methods.swift.suggestion_process", str(os.getpid())]
+    with ours, theirs:
+        ours.settimeout(PATIENCE)
+        subprocess.run(
+            program,
+            input=json.dumps(request).encode() + b"\n",
+            stdout=theirs,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=True,
+        )
+        first = ours.recv(1 << 16)
+    assert first.endswith(b"\n")
+    assert len(json.loads(first)) == 2
 
 
 def test_no_observations_start_no_suggestion(suggester: BayesianSuggester) -> None:

@@ -4,7 +4,8 @@ They take seconds of a core, much of it under Python's lock, so a process of its
 low priority. It starts when told to or else with the first suggestion, and ends with the engine, however that ends. A
 pipe to a program and not `multiprocessing`: vLLM's workers are daemons, which may have no such children, and spawning
 would run the user's script again. What is suggested follows from the observations and the seed alone; when it is there
-depends on the machine. If the process fails, there are no more suggestions and the search goes on at random.
+depends on the machine. A process that fails is started again once; if that fails too, there are no more suggestions
+and the search goes on at random.
 """
 
 import json
@@ -21,6 +22,10 @@ from vllm_specext.methods.swift.search import Observation
 logger = logging.getLogger(f"vllm.{__name__}")  # a child of vLLM's logger, whose handlers and level it shares
 
 ANSWER_BYTES = 1 << 16
+"""Far more than any answer has."""
+
+STARTS = 2
+"""Of the process, at most: what ended the first may have been the machine, short of memory for a moment."""
 
 
 class BayesianSuggester:
@@ -33,7 +38,9 @@ class BayesianSuggester:
         self._seed = seed
         self._process: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize | None = None
-        self._is_busy = self._has_failed = False
+        self._is_busy = False
+        self._failures = 0
+        self._received = b""
 
     @property
     def pid(self) -> int | None:
@@ -42,18 +49,15 @@ class BayesianSuggester:
 
     def start(self) -> None:
         """Start the process, which takes seconds to load its libraries."""
-        if self._process is not None or self._has_failed:
+        if self._process is not None or self._failures == STARTS:
             return
         try:
             self._start()
         except OSError as error:
-            self._give_up(str(error))
+            self._fail(str(error))
 
     def ask(self, observations: Sequence[Observation]) -> None:
-        if self._is_busy or not observations:
-            return
-        self.start()
-        if self._process is None:
+        if self._is_busy or not observations or self._failures == STARTS:
             return
         request = {
             "variables": num_variables(self._layers),
@@ -65,14 +69,10 @@ class BayesianSuggester:
         }
         self._seed += 1
         line = json.dumps(request).encode() + b"\n"
-        try:
-            assert self._process.stdin is not None
-            self._is_busy = os.write(self._process.stdin.fileno(), line) == len(line)
-        except OSError as error:
-            self._give_up(str(error))
-            return
-        if not self._is_busy:
-            self._give_up(f"{len(line)} bytes are too many for its pipe")
+        while not self._is_busy and self._failures < STARTS:
+            self.start()
+            if self._process is not None:
+                self._send(line)
 
     def ready(self) -> SkipSet | None:
         if not self._is_busy:
@@ -80,24 +80,29 @@ class BayesianSuggester:
         assert self._process is not None
         assert self._process.stdout is not None
         try:
-            # A line is written at once and is far shorter.
-            line = os.read(self._process.stdout.fileno(), ANSWER_BYTES)
-            found = SkipSet.of(self._layers, json.loads(line)) if line else None
+            piece = os.read(self._process.stdout.fileno(), ANSWER_BYTES)
+            self._received += piece
+            if not piece:
+                raise EOFError(f"it ended with status {self._process.poll()}")
+            if len(self._received) > ANSWER_BYTES:
+                raise ValueError(f"its answer has more than {ANSWER_BYTES} bytes")
+            if not self._received.endswith(b"\n"):
+                return None
+            found = SkipSet.of(self._layers, json.loads(self._received))
         except BlockingIOError:
             return None
-        except (OSError, ValueError) as error:
-            self._give_up(str(error))
+        except (OSError, EOFError, TypeError, ValueError) as error:
+            self._fail(str(error))
             return None
-        if found is None:
-            self._give_up(f"it ended with status {self._process.poll()}")
-        self._is_busy = False
+        self._is_busy, self._received = False, b""
         return found
 
     def close(self) -> None:
         """End the process, whatever it is at."""
         if self._end is not None:
             self._end()
-        self._process, self._end, self._is_busy = None, None, False
+        self._process, self._end = None, None
+        self._is_busy, self._received = False, b""
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
@@ -112,10 +117,25 @@ class BayesianSuggester:
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
 
-    def _give_up(self, reason: str) -> None:
-        logger.warning("SWIFT's Bayesian suggestions are over (%s); the search goes on at random.", reason)
+    def _send(self, line: bytes) -> None:
+        """Without waiting: what does not fit into the pipe is a failure."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            if os.write(self._process.stdin.fileno(), line) < len(line):
+                raise BlockingIOError(f"{len(line)} bytes are too many for its pipe")
+            self._is_busy = True
+        except OSError as error:
+            self._fail(str(error))
+
+    def _fail(self, reason: str) -> None:
+        """End the process; the next request starts it again, unless this was its last chance."""
         self.close()
-        self._has_failed = True
+        self._failures += 1
+        if self._failures == STARTS:
+            logger.warning("SWIFT's Bayesian suggestions are over (%s); the search goes on at random.", reason)
+        else:
+            logger.info("The process of SWIFT's Bayesian suggestions is started again (%s).", reason)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

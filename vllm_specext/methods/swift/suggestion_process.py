@@ -40,7 +40,8 @@ def main() -> None:
     import vllm_specext.methods.swift.bayes  # noqa: F401  (takes seconds, so before the first request)
 
     for line in sys.stdin:
-        print(answer(line), flush=True)
+        # One write for a line, so that its reader sees no half of it; `print` makes two under PYTHONUNBUFFERED.
+        os.write(sys.stdout.fileno(), answer(line).encode() + b"\n")
 
 
 if __name__ == "__main__":
