@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_specext.options import GriffinOptions, MethodOptions, MoAOptions, SwiftOptions
 from vllm_specext.tree.budget import CAPS, MANY, TreeShape, default_schedule, describe, lookahead, pool_size, shape_for
 
 FULL = TreeShape(59, 6, 10)
@@ -84,6 +85,14 @@ def test_vllm_accepts_the_default_schedules_and_reads_them_as_meant() -> None:
 
     lookup = build_dynamic_sd_schedule_lookup(default_schedule(FULL, "cpu"), 20, FULL.nodes)
     assert lookup[1:] == [4] * 8 + [2] * 8 + [0] * 4
+
+
+@pytest.mark.parametrize("method", [GriffinOptions, MoAOptions, SwiftOptions])
+def test_a_gpu_with_one_request_drafts_the_whole_default_tree(method: type[MethodOptions]) -> None:
+    needed = {"model": "any"} if "model" in method.model_fields else {}
+    options = method.model_validate(needed)
+    assert options.tree is not None
+    assert default_schedule(options.tree, "cuda")[0][2] == options.num_speculative_tokens
 
 
 def test_equal_neighbours_are_one_range() -> None:

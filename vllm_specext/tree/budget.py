@@ -25,7 +25,8 @@ CAPS: dict[str, tuple[tuple[int, int], ...]] = {
     "cpu": ((8, 4), (16, 2), (MANY, 0)),
     # Not measured: estimates from what the literature reports for trees of about 60 nodes on one GPU, such that a step
     # of each range has at most 512 rows, which is where vLLM's default CUDA graphs end.
-    "cuda": ((4, 59), (16, 31), (32, 15), (64, 6), (128, 3), (MANY, 0)),
+    # The published trees of up to 62 nodes are whole where few requests run.
+    "cuda": ((4, 63), (16, 31), (32, 15), (64, 6), (128, 3), (MANY, 0)),
 }
 """Per device type: up to this many running requests, at most so many nodes pay."""
 
