@@ -91,12 +91,13 @@ def test_an_answer_in_a_json_schema_is_that_of_the_stock_server(with_drafts: Ope
     ("options", "sentence"),
     [
         ({"extra": {"vllm_xargs": {"speculation": "off"}}}, "'speculation' must be true or false"),
+        ({"extra": {"vllm_xargs": {"speculatoin": False}}}, "'speculatoin' is an unknown key"),
         ({"extra": {"allowed_token_ids": list(range(1025))}}, "'allowed_token_ids' makes 1025"),
         ({"logit_bias": {str(token): 1 for token in range(1025)}}, "'logit_bias' makes 1025"),
         ({"extra": {"min_tokens": 1, "stop_token_ids": list(range(300, 500))}}, "'stop_token_ids' makes 20"),
         ({"extra": {"bad_words": [f"the mean of {n} values, " * 4 for n in range(40)]}}, "'bad_words' makes"),
     ],
-    ids=["switch", "allowed tokens", "logit bias", "stop tokens", "bad words"],
+    ids=["switch", "key", "allowed tokens", "logit bias", "stop tokens", "bad words"],
 )
 def test_what_cannot_be_served_is_refused_in_a_sentence_and_the_server_lives_on(
     with_drafts: OpenAI, prompts: list[str], options: dict[str, Any], sentence: str

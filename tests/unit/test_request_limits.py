@@ -82,11 +82,12 @@ def test_the_limits_hold_for_engines_with_our_methods_only(monkeypatch: pytest.M
     from vllm_specext.engine.configured import _process_inputs
 
     monkeypatch.setattr(config, "is_ours", lambda speculative_config: speculative_config == "ours")
-    made = SimpleNamespace(sampling_params=params(**FULL["logit_bias"][1]))
-    process_inputs = _process_inputs(lambda self, request_id: made)
     engine = SimpleNamespace(vllm_config=SimpleNamespace(speculative_config="ours" if ours else "eagle"))
-    if ours:
-        with pytest.raises(VLLMValidationError, match="logit_bias"):
-            process_inputs(engine, "1")
-    else:
-        assert process_inputs(engine, "1") is made
+    for refused in (FULL["logit_bias"][1], {"extra_args": {"speculatoin": False}}):
+        made = SimpleNamespace(sampling_params=params(**refused))
+        process_inputs = _process_inputs(lambda self, request_id, made=made: made)
+        if ours:
+            with pytest.raises(VLLMValidationError, match=r"logit_bias|speculatoin"):
+                process_inputs(engine, "1")
+        else:
+            assert process_inputs(engine, "1") is made

@@ -93,3 +93,20 @@ def test_the_switch_survives_the_openai_api(written: str, drafting: Drafting) ->
     )
     validate(params)
     assert drafting_of(params, custom_processors=False) is drafting
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_the_switch_is_checked_for_drawn_drafts_too_and_vllm_refuses_more_of_those(
+    monkeypatch: pytest.MonkeyPatch, draws: bool
+) -> None:
+    from vllm_specext.engine import config
+    from vllm_specext.engine.patches import _validate_spec_decode
+
+    monkeypatch.setattr(config, "is_ours", lambda _: True)
+    ours = SimpleNamespace(options=SimpleNamespace(samples_drafts=draws))
+    passed_on: list[SamplingParams] = []
+    check = _validate_spec_decode(lambda params, _: passed_on.append(params))
+    check(SamplingParams(min_p=0.5), ours)
+    assert len(passed_on) == draws
+    with pytest.raises(VLLMValidationError, match="'speculation' must be true or false"):
+        check(SamplingParams(extra_args={"speculation": "off"}), ours)

@@ -75,16 +75,17 @@ CATALOGUE: tuple[Patch, ...] = (
         "sampling parameters",
         "vllm.sampling_params.SamplingParams._validate_spec_decode",
         "vLLM refuses min_p and logit_bias, which its rejection sampler leaves out; the target's sampler applies both",
-        "wrapped: for our methods both are allowed, and the switch extra_args['speculation'] is checked; vLLM's "
-        "refusal stays where drafts are drawn and its rejection sampler verifies them",
+        "wrapped: for our methods the switch extra_args['speculation'] is checked and both are allowed; vLLM's refusal "
+        "stays where drafts are drawn and its rejection sampler verifies them",
         "none: the refusal is right for vLLM's rejection sampler",
         "always",
     ),
     Patch(
         "request limits",
         "vllm.v1.engine.input_processor.InputProcessor.process_inputs",
-        "a request with more tokens than the sampler of runner V2 has room for ends the engine; V1 has no such limits",
-        "wrapped once one of our methods is configured: an engine with it refuses such a request",
+        "a request with more tokens than the sampler of runner V2 has room for ends the engine; V1 has no such limits; "
+        "and a misspelt key of extra_args is lost",
+        "wrapped once one of our methods is configured: an engine with it refuses such requests",
         "none known: V2 raises in the worker",
         "vLLM refuses such requests itself",
     ),

@@ -121,10 +121,11 @@ def _validate_spec_decode(original: Callable) -> Callable:
         from vllm_specext.engine.config import is_ours
         from vllm_specext.engine.requests import validate
 
-        if is_ours(speculative_config) and not speculative_config.options.samples_drafts:
+        if is_ours(speculative_config):
             validate(self)
-        else:
-            original(self, speculative_config)
+            if not speculative_config.options.samples_drafts:
+                return
+        original(self, speculative_config)
 
     return _validate
 

@@ -1,0 +1,50 @@
+"""Which keys a request may have in ``SamplingParams.extra_args``, the ``vllm_xargs`` of the OpenAI API.
+
+vLLM takes any key there and passes over those that nobody reads, so that a misspelt switch would be lost without a
+word.
+"""
+
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+
+from vllm_specext.engine.requests import SWITCH
+
+KNOWN = (SWITCH, "session_id", "kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
+"""Ours, and all that vLLM reads with the targets that our methods have."""
+
+SIMILAR = 0.85
+"""Of ``difflib``'s ratio: letters that are swapped, missing, doubled or added are above it, other words below."""
+
+
+def check_keys(params: SamplingParams, vllm_config: Any) -> None:
+    """Raise ``VLLMValidationError`` for a key that nothing reads.
+
+    Custom logits processors and custom schedulers may read keys of their own. Where there are any, only what looks like
+    a misspelling of our key is refused.
+    """
+    for key in params.extra_args or {}:
+        if key in KNOWN:
+            continue
+        if get_close_matches(str(key).lower(), [SWITCH], cutoff=SIMILAR) or not _has_other_readers(vllm_config):
+            raise VLLMValidationError(
+                f"{key!r} is an unknown key of 'vllm_xargs' ('extra_args'); known are {', '.join(KNOWN)}.",
+                parameter="extra_args",
+                value=key,
+            )
+
+
+def _has_other_readers(vllm_config: Any) -> bool:
+    if vllm_config.scheduler_config.scheduler_cls is not None or vllm_config.model_config.logits_processors:
+        return True
+    return _are_processors_installed()
+
+
+@cache
+def _are_processors_installed() -> bool:
+    """Looked up once, because that takes ten milliseconds."""
+    return bool(entry_points(group="vllm.logits_processors"))
