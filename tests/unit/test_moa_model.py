@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from vllm_specext.methods.layers import KV, RopeScaling, Rotary, rotate
@@ -71,6 +71,16 @@ def qwen() -> Qwen2ForCausalLM:
     for layer in model.base_model.layers:
         for name in ("q_proj", "k_proj", "v_proj"):
             layer.self_attn.get_submodule(name).bias.normal_()
+    return model
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**SIZES, use_sliding_window=False)).eval().requires_grad_(False)
+    for layer in model.base_model.layers:
+        for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+            norm.weight.normal_(1.0, 0.3)
     return model
 
 
@@ -420,7 +430,7 @@ def test_memory_of_tokens_that_come_later_is_appended(drafter: MoADrafter, targe
 
 
 @pytest.mark.parametrize("used", [1, 2, 3])
-@pytest.mark.parametrize("family", ["target", "qwen"])
+@pytest.mark.parametrize("family", ["target", "qwen", "qwen3"])
 def test_a_perfect_feature_reproduces_the_targets_logits(
     family: str, used: int, request: pytest.FixtureRequest
 ) -> None:

@@ -79,8 +79,10 @@ class Attention(nn.Module):
         rotary: Rotary,
         qkv_bias: bool = False,
         out_width: int | None = None,
+        qk_norm_eps: float | None = None,
     ) -> None:
-        """From ``width`` to ``out_width``, which is the same unless given."""
+        """From ``width`` to ``out_width``, which is the same unless given. With ``qk_norm_eps``, queries and keys go
+        through a norm of each head first, as in Qwen3."""
         super().__init__()
         self.head_dim, self.rotary = head_dim, rotary
         self.groups = heads // kv_heads
@@ -88,13 +90,16 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, kv_heads * head_dim, bias=qkv_bias)
         self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=qkv_bias)
         self.o_proj = nn.Linear(heads * head_dim, out_width or width, bias=False)
+        self.q_norm, self.k_norm = (
+            nn.Identity() if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps) for _ in range(2)
+        )
 
     def queries(self, hidden: Tensor, position_ids: Tensor) -> Tensor:
         """``[B, H, L, D]``, with the rotary embedding of ``position_ids`` ``[B or 1, L]`` applied."""
-        return rotate(self._split(self.q_proj(hidden)), position_ids, self.rotary)
+        return rotate(self.q_norm(self._split(self.q_proj(hidden))), position_ids, self.rotary)
 
     def keys_values(self, hidden: Tensor, position_ids: Tensor) -> KV:
-        keys = rotate(self._split(self.k_proj(hidden)), position_ids, self.rotary)
+        keys = rotate(self.k_norm(self._split(self.k_proj(hidden))), position_ids, self.rotary)
         return keys, self._split(self.v_proj(hidden))
 
     def forward(self, hidden: Tensor, position_ids: Tensor, mask: Tensor, past: KV | None) -> tuple[Tensor, KV]:

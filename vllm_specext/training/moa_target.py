@@ -12,6 +12,7 @@ from vllm_specext.methods.checkpoints import read_rope_scaling
 from vllm_specext.methods.layers import KV, Rotary
 from vllm_specext.methods.moa.checkpoint import ROPE_KINDS, LayerShape
 from vllm_specext.methods.moa.target_layers import TargetLayers
+from vllm_specext.refusals import LLAMA_LIKE
 from vllm_specext.training.features import endless_order, pad, present
 
 if TYPE_CHECKING:
@@ -86,8 +87,17 @@ def endless_rows(
 
 
 def last_target_layers(target: "PreTrainedModel", count: int) -> TargetLayers:
-    """The target's last ``count`` layers and its final norm, frozen; the weights are shared."""
+    """The target's last ``count`` layers and its final norm, frozen; the weights are shared.
+
+    Raises ``ConfigurationError`` for a target whose layers are none of those that can be run one by one.
+    """
     config = target.config
+    architecture = type(target).__name__
+    if architecture not in LLAMA_LIKE:
+        raise ConfigurationError(
+            f"target_layer_inference is {count}, but the last layers of a {architecture} cannot be trained with; those "
+            f"of {', '.join(LLAMA_LIKE)} can, and target_layer_inference 0 works with others."
+        )
     if not 1 <= count <= config.num_hidden_layers:
         raise ConfigurationError(
             f"target_layer_inference is {count}, but the target has {config.num_hidden_layers} layers; expected at "
@@ -99,6 +109,11 @@ def last_target_layers(target: "PreTrainedModel", count: int) -> TargetLayers:
         copy = TargetLayers(shapes, config.rms_norm_eps, target_rotary(config))
     weights = {f"norm.{name}": x for name, x in target.base_model.norm.state_dict().items()}
     weights |= {f"layers.{name}": x for name, x in layers.state_dict().items()}
+    if unknown := sorted(weights.keys() ^ copy.state_dict().keys()):
+        raise ConfigurationError(
+            f"target_layer_inference is {count}, but the target's layers differ in the tensor {unknown[0]} from those "
+            f"that are known of a {architecture}; target_layer_inference 0 works with others."
+        )
     copy.load_state_dict(weights, assign=True)
     return copy.requires_grad_(False)
 
@@ -113,6 +128,7 @@ def target_layer_shape(target: "PreTrainedModel") -> LayerShape:
         head_dim=attention.head_dim,
         mlp_size=config.intermediate_size,
         qkv_bias=attention.q_proj.bias is not None,
+        qk_norm=hasattr(attention, "q_norm"),
     )
 
 

@@ -40,7 +40,7 @@ SA, CA, LSA = "self_attention", "cross_attention", "layer_self_attention"
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One of the drafter's Llama layers."""
+    """One of the drafter's Llama layers, or of the target's that run after it."""
 
     width: int
     heads: int
@@ -48,6 +48,8 @@ class LayerShape:
     head_dim: int
     mlp_size: int
     qkv_bias: bool = False
+    qk_norm: bool = False
+    """Of the target's layers only."""
 
     def tensor_shapes(self, prefix: str) -> Shapes:
         d, q, kv = self.width, self.heads * self.head_dim, self.kv_heads * self.head_dim

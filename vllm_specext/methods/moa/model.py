@@ -39,7 +39,13 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.input_layernorm = RMSNorm(shape.width, rms_norm_eps)
         self.self_attn = Attention(
-            shape.width, shape.heads, shape.kv_heads, shape.head_dim, rotary, qkv_bias=shape.qkv_bias
+            shape.width,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            rotary,
+            qkv_bias=shape.qkv_bias,
+            qk_norm_eps=rms_norm_eps if shape.qk_norm else None,
         )
         self.post_attention_layernorm = RMSNorm(shape.width, rms_norm_eps)
         self.mlp = GatedMLP(shape.width, shape.mlp_size)

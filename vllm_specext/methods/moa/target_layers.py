@@ -15,7 +15,7 @@ from vllm_specext.methods.moa.model import DecoderLayer
 
 
 class TargetLayers(nn.Module):
-    """Layers and final norm under the names that they have in Llama's and Qwen2's ``model``."""
+    """Layers and final norm under the names that they have in the ``model`` of Llama, Mistral, Qwen2 and Qwen3."""
 
     def __init__(self, shapes: Sequence[LayerShape], rms_norm_eps: float, rotary: Rotary) -> None:
         super().__init__()
