@@ -342,6 +342,26 @@ def test_the_same_seed_gives_the_same_drafter(target: LlamaForCausalLM, tmp_path
     assert not torch.equal(first["fc.fc.weight"], other["fc.fc.weight"])
 
 
+def test_a_stage_shorter_than_its_warm_up_reaches_the_learning_rate(
+    target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = []
+    step_of = torch.optim.AdamW.step
+
+    def step(optimizer: torch.optim.AdamW) -> None:
+        rates.append(optimizer.param_groups[0]["lr"])
+        step_of(optimizer)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    recipe = small_recipe(steps_per_stage=(4, 2), learning_rates=(1e-3, 5e-4), warmup_steps=2000)
+    run_training(target, tmp_path, recipe)
+    assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-4, 5e-4])
+
+
+def test_the_default_warm_up_leaves_most_of_every_stage() -> None:
+    assert Recipe().warmup_steps <= min(Recipe().steps_per_stage) / 5
+
+
 def test_the_first_stage_has_neither_the_top_k_loss_nor_the_unusual_softmax(
     drafter: GriffinDrafter, oracle: dict[str, Any]
 ) -> None:

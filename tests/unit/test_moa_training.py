@@ -338,6 +338,21 @@ def test_an_interrupted_training_goes_on_where_it_was(
     assert rates[0] == pytest.approx(3e-5 + (1e-2 - 3e-5) * 10 / 57)
 
 
+def test_a_training_shorter_than_its_warm_up_reaches_the_learning_rate(
+    target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = []
+    step_of = torch.optim.AdamW.step
+
+    def step(optimizer: torch.optim.AdamW) -> None:
+        rates.append(optimizer.param_groups[0]["lr"])
+        step_of(optimizer)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    run_training(target, tmp_path, small_recipe(steps=4, warmup_steps=50))
+    assert rates == pytest.approx([2.5e-3, 5e-3, 7.5e-3, 1e-2])
+
+
 def test_normal_norms_reproduce_the_official_initialisation(target: LlamaForCausalLM) -> None:
     for kind in ("ones", "normal"):
         model = untrained(target, norm_weights=kind)

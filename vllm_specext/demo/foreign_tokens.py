@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vllm_specext.demo import corpus
+from vllm_specext.demo.tokens import id_dtype
 
 DrafterKind = Literal["bpe", "bytes"]
 
@@ -107,10 +108,10 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
 
 
 def write_ids(path: Path, tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> None:
-    """The ``texts`` end to end, an end of text after each, as uint16."""
+    """The ``texts`` end to end, an end of text after each, as ids of `id_dtype`."""
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
-    rows = encode(tokenizer, list(texts))
-    np.save(path, np.concatenate([np.array([*row, end], dtype=np.uint16) for row in rows]))
+    rows, dtype = encode(tokenizer, list(texts)), id_dtype(len(tokenizer))
+    np.save(path, np.concatenate([np.array([*row, end], dtype=dtype) for row in rows]))
 
 
 def encode_texts(

@@ -39,15 +39,21 @@ def train_tokenizer(directory: Path, vocab_size: int = VOCAB_SIZE) -> PreTrained
     return fast
 
 
+def id_dtype(vocab_size: int) -> np.dtype:
+    """The smallest type of whole numbers that holds every id of a vocabulary of so many tokens."""
+    return np.min_scalar_type(vocab_size - 1)
+
+
 def encode_corpus(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Write ``train.npy``, ``code.npy`` and ``prose.npy`` (the last two held out), uint16 ids with documents end to
-    end.
+    """Write ``train.npy``, ``code.npy`` and ``prose.npy`` (the last two held out), ids of `id_dtype` with documents end
+    to end.
 
     Training documents are shuffled with a fixed seed, so that code and prose alternate.
     """
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     corpus = list(documents())
-    ids = [np.array([*row, end], dtype=np.uint16) for row in tokenizer([d.text for d in corpus])["input_ids"]]
+    dtype = id_dtype(len(tokenizer))
+    ids = [np.array([*row, end], dtype=dtype) for row in tokenizer([d.text for d in corpus])["input_ids"]]
     held_out: dict[Kind, list[np.ndarray]] = {"code": [], "prose": []}
     training: list[np.ndarray] = []
     for document, row in zip(corpus, ids, strict=True):

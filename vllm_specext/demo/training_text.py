@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from vllm_specext.demo.loops import before_loop, is_loop
+from vllm_specext.demo.tokens import id_dtype
 from vllm_specext.training.acceptance import greedy_continuations
 
 PROMPT = 96
@@ -74,5 +75,6 @@ def _kept_continuations(target: LlamaForCausalLM, prompts: Tensor, length: int, 
         name.update(parameter.detach().numpy().tobytes())
     path = work / f"continuations-{name.hexdigest()[:16]}.npy"
     if not path.exists():
-        np.save(path, greedy_continuations(target, prompts, length).numpy().astype(np.uint16))
+        ids = greedy_continuations(target, prompts, length).numpy()
+        np.save(path, ids.astype(id_dtype(target.config.vocab_size)))
     return torch.from_numpy(np.load(path).astype(np.int64))

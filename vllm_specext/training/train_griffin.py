@@ -37,7 +37,8 @@ class Recipe:
     steps_per_stage: tuple[int, ...] = (1000, 1000, 1000)
     """Optimiser steps of stages 1, 2, ...; one entry for each stage."""
     learning_rates: tuple[float, ...] = (5e-5, 3e-5, 3e-5)
-    warmup_steps: int = 2000
+    warmup_steps: int = 100
+    """Of each stage, and at most the whole of it (released: 2000)."""
     schedule_steps: int | None = None
     """Where the linear decay reaches zero: a stage's end, unless given (released: 800 000, which no stage reached)."""
     weight_decay: float = 0.01
@@ -116,8 +117,8 @@ def train(
         if stage < first_stage:
             continue
         optimizers = make_optimizers(trained, recipe.optimizer, rate, recipe.weight_decay, recipe.muon_factor)
-        end = recipe.schedule_steps or steps
-        schedules = [linear_schedule(optimizer, recipe.warmup_steps, end) for optimizer in optimizers]
+        warmup, end = min(recipe.warmup_steps, steps), recipe.schedule_steps or steps
+        schedules = [linear_schedule(optimizer, warmup, end) for optimizer in optimizers]
         recent: list[Tensor] = []
         bar = tqdm(range(1, steps + 1), desc=f"stage {stage}", mininterval=5)
         for step in bar:

@@ -37,6 +37,7 @@ class Recipe:
     learning_rate: float = 6e-4
     final_learning_rate: float = 3e-5
     warmup_steps: int = 50
+    """At most the whole training."""
     decay_steps: int = 6_500
     """Where the learning rate, falling on a straight line, reaches the final one, at which it stays."""
     weight_decay: float = 0.0
@@ -130,7 +131,8 @@ def train(
         trained, recipe.optimizer, recipe.learning_rate, recipe.weight_decay, recipe.muon_factor
     )
     floor = recipe.final_learning_rate / recipe.learning_rate
-    schedules = [linear_schedule(x, recipe.warmup_steps, recipe.decay_steps, floor) for x in optimizers]
+    warmup = min(recipe.warmup_steps, recipe.steps)
+    schedules = [linear_schedule(x, warmup, recipe.decay_steps, floor) for x in optimizers]
     first, log = 0, list[dict[str, Any]]()
     stateful: list[Any] = [model, *optimizers, *schedules]
     if resume is not None and resume.exists():
