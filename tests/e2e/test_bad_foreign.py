@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_bad_input import assert_one_sentence, configure, copy_of_target, refusal
+from tests.e2e.test_bad_input import (
+    WEIGHTS,
+    Edit,
+    assert_one_sentence,
+    configure,
+    copy_of_target,
+    make_pipe,
+    refusal,
+    truncate,
+)
 from vllm_specext.demo.server import MODELS, SLEM, SLRS, TLI
 
 METHODS = {"slem": SLEM, "tli": TLI, "slrs": SLRS}
@@ -69,6 +78,24 @@ def test_a_bad_key_or_drafter_is_refused(case: str, tmp_path: Path) -> None:
     if given.get("model") in ("WIDE", "STRANGE", "MUTE"):
         given = given | {"model": drafter(tmp_path, given["model"])}
     assert_one_sentence(refusal(given), fragments)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("edit", "fragments"),
+    [
+        (truncate, [WEIGHTS, "truncated"]),
+        (make_pipe("config.json"), ["config.json is not a regular file"]),
+        (make_pipe("tokenizer.json"), ["tokenizer.json is not a regular file"]),
+    ],
+    ids=["a truncated file", "a pipe for a configuration", "a pipe for a tokenizer"],
+)
+def test_damaged_files_are_refused_before_the_engine_starts(
+    method: str, edit: Edit, fragments: list[str], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(METHODS[method]["model"], tmp_path / "drafter"))
+    edit(copy)
+    assert_one_sentence(refusal(METHODS[method] | {"model": str(copy)}), fragments)
 
 
 @pytest.mark.parametrize("case", LAUNCHES)

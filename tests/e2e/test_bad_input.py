@@ -87,11 +87,22 @@ def remove(name: str) -> Edit:
     return lambda folder: (folder / name).unlink()
 
 
+def make_pipe(name: str) -> Edit:
+    """In the place of a file: whoever opens it waits for its writer."""
+
+    def edit(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return edit
+
+
 FILES: dict[str, tuple[Edit, list[str]]] = {
     "a truncated file": (truncate, [WEIGHTS, "truncated"]),
     "a truncated file as released": (truncate_released_format, ["pytorch_model.bin", "truncated"]),
     "no weights": (remove(WEIGHTS), [WEIGHTS, "pytorch_model.bin"]),
     "no configuration": (remove("config.json"), ["config.json"]),
+    "a pipe for a configuration": (make_pipe("config.json"), ["config.json is not a regular file"]),
 }
 EKV2E, LSA_KEYS = "Ekv2E.weight", "layer_self_attention.self_attn.k_proj.weight"
 DRAFTERS: dict[str, dict[str, tuple[Edit, list[str]]]] = {

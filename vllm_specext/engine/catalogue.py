@@ -99,6 +99,14 @@ CATALOGUE: tuple[Patch, ...] = (
         "vLLM lets plug-ins register speculative methods",
     ),
     Patch(
+        "drafter's weights",
+        "vllm.model_executor.model_loader.default_loader.DefaultModelLoader.get_all_weights",
+        "vLLM loads NaN and infinities without a word, and a drafter with them drafts nothing that is accepted",
+        "wrapped on the one loader that reads a drafter with a tokenizer of its own: such a tensor is refused by name",
+        "none: vLLM checks no values",
+        "vLLM checks the values that it loads",
+    ),
+    Patch(
         "attention layers",
         "vllm.v1.attention.backend.AttentionImpl.forward",
         "no backend takes a mask of ancestors, and a step may hold rows of trees and others",

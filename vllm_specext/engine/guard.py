@@ -29,6 +29,7 @@ SIGNATURES: dict[str, str] = {
         "priority data_parallel_rank resumable session_id kv_hints"
     ),
     "vllm.config.vllm:VllmConfig._maybe_disable_dynamic_sd_for_data_parallel": "self",
+    "vllm.model_executor.model_loader.default_loader:DefaultModelLoader.get_all_weights": "self model_config model",
     "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls": "self",
     f"{_SCHEDULER}.add_request": "self request",
     f"{_SCHEDULER}._update_request_as_session": "self session update",

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.compilation.backends import set_model_tag
 from vllm.config import VllmConfig, replace
 from vllm.forward_context import BatchDescriptor, set_forward_context
-from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from vllm_specext.engine.attention import wrap_draft_layers
 from vllm_specext.engine.node_passes import SINGLE, Kind, NodePasses, Nodes
 from vllm_specext.engine.own_cache import OwnCache, Rows
+from vllm_specext.methods.checkpoints import finite
 from vllm_specext.tree.topology import pack
 
 SHORT = (8, 32)
@@ -53,11 +54,21 @@ def own_config(vllm_config: VllmConfig) -> VllmConfig:
     )
 
 
+def _load(config: VllmConfig) -> nn.Module:
+    """The drafter's model, its weights checked on their way from the file."""
+    loader: Any = get_model_loader(config.load_config)
+    read = getattr(loader, "get_all_weights", None)  # formats that are already laid out for the device have none
+    if read is not None:
+        loader.get_all_weights = lambda model_config, model: finite(model_config.model, read(model_config, model))
+    model: nn.Module = loader.load_model(vllm_config=config, model_config=config.model_config, prefix="draft_model")
+    return model
+
+
 class OwnDrafter:
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         self.config, self.device = own_config(vllm_config), device
         with set_model_tag("draft_model"):
-            self.model = get_model(vllm_config=self.config, prefix="draft_model")
+            self.model = _load(self.config)
         current_platform.update_block_size_for_backend(self.config)
         self.cache = OwnCache(self.config, device)
         scheduler = self.config.scheduler_config

@@ -9,7 +9,7 @@ import json
 import math
 import pickle
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ BIN = "pytorch_model.bin"
 MAX_DIMENSION = 2**24
 """No real vocabulary or width comes near; larger numbers are damage."""
 
+MAX_CONFIG_BYTES = 2**24
+"""Real configurations have a few thousand."""
+
 MAX_ROPE_FACTOR = 1024
 """Real ones end at 64; the rotary table is as many times the context's length."""
 
@@ -34,6 +37,8 @@ Shapes = dict[str, tuple[int, ...]]
 """Of tensors, by name."""
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_CHECKED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Types whose values are looked at; the numbers of quantised tensors are not what they stand for."""
 
 
 def weights_file(directory: Path) -> Path:
@@ -63,7 +68,34 @@ def tensor_shapes(path: Path) -> Shapes:
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors by name, on the CPU and in the file's dtype."""
     tensors = _load_bin(path, "cpu") if path.name == BIN else _load_safetensors(path)
-    return {name: tensor for name, tensor in tensors.items() if not _is_ignored(name)}
+    return {name: tensor for name, tensor in finite(path, tensors.items()) if not _is_ignored(name)}
+
+
+def finite(place: Path | str, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """``tensors`` as they come, one pass over each; ``ConfigurationError`` at the first with a NaN or an infinity.
+
+    ``place`` is where they come from.
+    """
+    for name, tensor in tensors:
+        # The extremes are NaN where any number is, and cost no memory.
+        if tensor.dtype in _CHECKED and tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+            raise ConfigurationError(
+                f"{place}: tensor {name} holds NaN or an infinity; all weights of a drafter must be finite numbers."
+            )
+        yield name, tensor
+
+
+def check_files(directory: Path, patterns: Iterable[str]) -> None:
+    """Refuse files of ``directory`` that fit ``patterns`` and would hang whoever reads them, such as named pipes, and
+    safetensors files that are cut short; of those the headers alone are read."""
+    for path in sorted({path for pattern in patterns for path in directory.glob(pattern)}):
+        _check_regular(path)
+        if path.suffix == ".safetensors":
+            try:
+                with safe_open(path, framework="pt"):
+                    pass
+            except (SafetensorError, OSError) as error:
+                raise _unreadable(path) from error
 
 
 def write_files(directory: Path, config: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
@@ -131,6 +163,9 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise ConfigurationError(f"{directory} is not a directory.")
     path = directory / "config.json"
+    _check_regular(path)
+    if path.exists() and (size := path.stat().st_size) > MAX_CONFIG_BYTES:
+        raise ConfigurationError(f"{path} has {size} bytes; at most {MAX_CONFIG_BYTES} are allowed.")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -192,6 +227,12 @@ def read_rope_scaling(place: str, rope: dict[str, Any], kinds: Sequence[str]) ->
     if scaling.low_freq_factor >= scaling.high_freq_factor:
         raise ConfigurationError(f"{place} has a low_freq_factor that is not below its high_freq_factor.")
     return scaling
+
+
+def _check_regular(path: Path) -> None:
+    """Opening a named pipe waits for its writer, perhaps for ever."""
+    if path.exists() and not path.is_file():
+        raise ConfigurationError(f"{path} is not a regular file.")
 
 
 def _is_ignored(name: str) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 from vllm.logger import init_logger
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.checkpoints import check_files
 from vllm_specext.methods.foreign_vocab.overlap import coverage
 from vllm_specext.methods.foreign_vocab.pairing import Pairing, read_pairing
 from vllm_specext.methods.foreign_vocab.small_vocabulary import hopeless
@@ -22,6 +23,7 @@ NAMED = 5
 def prepare(options: ForeignOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
     """Values for vLLM's own speculative keys; nothing of the drafter's configuration is overridden."""
     directory = drafter_directory(options.model, options.revision, LANGUAGE_MODEL)
+    check_files(directory, LANGUAGE_MODEL)
     fields = options.model_dump(
         include={"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}, exclude_none=True
     )

@@ -34,6 +34,7 @@ from vllm_specext.kernels.token_guided_fusion import (
     token_guided_fusion,
     token_guided_fusion_of_rank,
 )
+from vllm_specext.methods.checkpoints import finite
 
 
 class FusionMLP(nn.Module):
@@ -179,6 +180,7 @@ class GriffinForCausalLM(nn.Module):
         layer_id = vllm_config.model_config.get_num_layers(vllm_config.parallel_config)
         self.model = GriffinModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), layer_id=layer_id)
         self.logits_processor = LogitsProcessor(vllm_config.model_config.get_vocab_size())
+        self.folder = vllm_config.speculative_config.draft_model_config.model
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         return self.model.embed_tokens(input_ids)
@@ -194,6 +196,7 @@ class GriffinForCausalLM(nn.Module):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        ours = ((name, tensor) for name, tensor in weights if not name.endswith(".rotary_emb.inv_freq"))
+        checked = finite(self.folder, weights)
+        ours = ((name, tensor) for name, tensor in checked if not name.endswith(".rotary_emb.inv_freq"))
         loaded = AutoWeightsLoader(self.model).load_weights(ours, mapper=self.weights_mapper)
         return {f"model.{name}" for name in loaded}

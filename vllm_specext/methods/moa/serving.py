@@ -22,6 +22,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.models.llama import LlamaAttention, LlamaMLP
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 
+from vllm_specext.methods.checkpoints import finite
 from vllm_specext.methods.layers import KV, Attention, Rotary
 from vllm_specext.methods.moa.checkpoint import LayerShape, MoAShape
 from vllm_specext.methods.moa.model import DecoderLayer
@@ -139,6 +140,7 @@ class MoAForCausalLM(nn.Module):
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), layer_id=self.num_target_layers
         )
         self.logits_processor = LogitsProcessor(vllm_config.model_config.get_vocab_size())
+        self.folder = vllm_config.speculative_config.draft_model_config.model
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         return self.model.embed_tokens(input_ids)
@@ -182,7 +184,7 @@ class MoAForCausalLM(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         # The mapper would find the names of stacked parameters inside those of the plain layer as well.
-        tensors = dict(weights)
+        tensors = dict(finite(self.folder, weights))
         plain = {name: tensors.pop(name) for name in list(tensors) if name.startswith("layer_self_attention.")}
         loader = AutoWeightsLoader(self.model)
         loaded = loader.load_weights(plain.items()) | loader.load_weights(tensors.items(), mapper=self.weights_mapper)
