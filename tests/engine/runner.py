@@ -3,11 +3,11 @@
     python tests/engine/runner.py SPEC.json OUT.json
 
 ``SPEC``: ``llm`` (keyword arguments of ``vllm.LLM``), ``rounds`` (lists of ``{"ids": [...], "sampling": {...}}``, with
-the folder of a LoRA adapter as ``"lora"`` where wanted, one ``generate`` call each), ``keep_async`` (leave asynchronous
-scheduling as vLLM decided it, which its CPU platform then switches off), ``sabotage`` (name of a deliberate fault in
-this file, for the negative controls), ``graphs`` (numbers of requests that the drafter's recorded graphs are for),
-``record`` (file for the inputs and outputs of the drafter's forward passes) and ``ray`` (number of ranks that Ray runs
-on this machine's cores).
+the folder of a LoRA adapter as ``"lora"`` where wanted, one ``generate`` call each), ``sessions`` (of streaming input,
+see ``sessions.py``), ``keep_async`` (leave asynchronous scheduling as vLLM decided it, which its CPU platform then
+switches off), ``sabotage`` (name of a deliberate fault in this file, for the negative controls), ``graphs`` (numbers of
+requests that the drafter's recorded graphs are for), ``record`` (file for the inputs and outputs of the drafter's
+forward passes) and ``ray`` (number of ranks that Ray runs on this machine's cores).
 ``OUT``: token ids per request, logprobs where asked, counters, and the number of verifications by nodes.
 """
 
@@ -168,6 +168,20 @@ def mask_target_to_what_is_drafted() -> None:
     _before_rejection(fault)
 
 
+def go_on_after_what_was_cut_off() -> None:
+    """A session's next turn follows drafts that were accepted beyond the last token of the turn before."""
+    import vllm_specext.engine.scheduling as scheduling
+
+    stock = scheduling.with_draft_limits
+
+    def with_draft_limits(base: Any) -> Any:
+        made = stock(base)
+        made._handle_stopped_request = base._handle_stopped_request
+        return made
+
+    scheduling.with_draft_limits = with_draft_limits
+
+
 def draft_another_token_on_the_last_rank() -> None:
     """Ranks part ways: the last one verifies another tree than the others."""
     from vllm.distributed.parallel_state import get_tp_group
@@ -213,7 +227,6 @@ def record_drafter(method: str, path: str) -> None:
 
 def record_graphs(sizes: list[int]) -> None:
     """Draft in CUDA graphs, as far as a CPU can have them."""
-    sys.path.append(str(Path(__file__).parents[2]))
     from tests.engine.recorded_graphs import install
 
     install(sizes, replays)
@@ -279,6 +292,7 @@ RAY_SPEC = "SPECEXT_TEST_RAY_SPEC"
 
 
 def replace_in_vllm(spec: dict[str, Any]) -> None:
+    sys.path.append(str(Path(__file__).parents[2]))
     measure_memory_first()
     if spec.get("keep_async"):
         keep_asynchronous_scheduling()
@@ -316,6 +330,10 @@ def main(spec_path: str, out_path: str) -> None:
                     "reason": completion.finish_reason,
                 }
             )
+    if spec.get("sessions"):
+        from tests.engine.sessions import run
+
+        outputs += run(llm, spec["sessions"], sampling_params)
     metrics = llm.get_metrics()
     counters = {m.name: m.value for m in metrics if m.name in COUNTERS}
     sizes = {m.labels["nodes"]: m.value for m in metrics if m.name == "vllm:specext_num_verifications"}

@@ -216,6 +216,33 @@ def test_limits_follow_a_sessions_parameters_and_end_with_the_request(trees: Vll
     assert engine._draft_limits == {}
 
 
+@pytest.mark.parametrize("base", [Scheduler, AsyncScheduler])
+def test_a_session_goes_on_where_max_tokens_ended_its_turn(chains: VllmConfig, base: type[Scheduler]) -> None:
+    """Six tokens are emitted in all, of which the turn keeps two."""
+    engine = scheduler(chains, base)
+    live = request("session", prompt=10, ignore_eos=True)
+    live.resumable, live.max_tokens = True, 2
+    engine.add_request(live)
+    first = engine.schedule()
+    if base is Scheduler:
+        deliver(engine, first)
+        engine.update_draft_token_ids(DraftTokenIds(["session"], [[5, 5, 5, 5]]))
+    output = engine.schedule()
+    assert drafted(output) == {"session": 4}
+    if base is AsyncScheduler:
+        deliver(engine, first)
+    deliver(engine, output, tokens=5)
+    assert live.status is RequestStatus.WAITING_FOR_STREAMING_REQ
+    assert list(live.output_token_ids) == [5, 5]
+    assert live.num_computed_tokens == 11
+    following = request("session", prompt=1)
+    following.resumable = True
+    engine.add_request(following)
+    assert live.prompt_token_ids == [*range(1, 11), 5, 1]
+    output = engine.schedule()
+    assert output.num_scheduled_tokens["session"] - drafted(output)["session"] == 1
+
+
 def test_custom_logits_processors_limit_every_request(trees: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees.model_config, "logits_processors", ["module:Processor"])
     engine = scheduler(trees, AsyncScheduler)

@@ -72,6 +72,15 @@ CATALOGUE: tuple[Patch, ...] = (
         "vLLM has a number of drafted tokens per request",
     ),
     Patch(
+        "sessions of streaming input",
+        "vllm.v1.core.sched.scheduler.Scheduler._handle_stopped_request",
+        "without asynchronous scheduling vLLM counts drafts that were accepted beyond a turn's last token as computed: "
+        "the next turn's tokens get their keys and values, or the scheduler ends",
+        "overridden in that subclass: no more tokens of a turn count as computed than it keeps",
+        "vllm#44526 (a smaller remedy: the scheduler does not end)",
+        "vLLM goes on from the last token that a turn keeps",
+    ),
+    Patch(
         "sampling parameters",
         "vllm.sampling_params.SamplingParams._validate_spec_decode",
         "vLLM refuses min_p and logit_bias, which its rejection sampler leaves out; the target's sampler applies both",

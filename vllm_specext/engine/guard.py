@@ -33,6 +33,7 @@ SIGNATURES: dict[str, str] = {
     "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls": "self",
     f"{_SCHEDULER}.add_request": "self request",
     f"{_SCHEDULER}._update_request_as_session": "self session update",
+    f"{_SCHEDULER}._handle_stopped_request": "self request",
     f"{_SCHEDULER}._free_blocks": "self request",
     f"{_SCHEDULER}._update_after_schedule": "self scheduler_output",
     f"{_SCHEDULER}.update_draft_token_ids": "self draft_token_ids",

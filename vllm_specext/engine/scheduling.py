@@ -1,5 +1,6 @@
 """Requests that are drafted less than the others: none where speculation is off, a chain's length where a tree will not
-do. Methods that ask for it are drafted nothing at loads where that is faster (``draft_switch.py``).
+do. Methods that ask for it are drafted nothing at loads where that is faster (``draft_switch.py``). And sessions of
+streaming input go on where their last turn ended.
 
 The scheduler only counts. Whatever the drafter writes for such a request, the scheduler gives it rows for the first few
 drafted tokens only, and those are a chain by the worker's own rule (``requests.py``).
@@ -55,6 +56,15 @@ def with_draft_limits(base: type[Scheduler]) -> type[Scheduler]:
         def _update_request_as_session(self, session: Request, update: Any) -> None:
             super()._update_request_as_session(session, update)
             self._note_draft_limit(session)
+
+        def _handle_stopped_request(self, request: Request) -> bool:
+            if request.resumable:
+                # Drafts that were accepted beyond the turn's last token count as computed, but the next turn's tokens
+                # take their places.
+                kept = request.num_tokens - 1 + request.num_output_placeholders
+                request.num_computed_tokens = min(request.num_computed_tokens, kept)
+            finished: bool = super()._handle_stopped_request(request)
+            return finished
 
         def _free_blocks(self, request: Request) -> None:
             super()._free_blocks(request)

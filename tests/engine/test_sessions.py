@@ -1,0 +1,74 @@
+"""Sessions of streaming input have the tokens of plain decoding in every turn, also after drafts that were accepted
+beyond the turn's last token."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import CHAIN, ROUND, Result, tree
+from tests.engine.test_lossless import differing
+from tests.engine.workload import DRAFTS, GREEDY
+
+Engines = Callable[..., Result]
+KINDS: tuple[dict[str, Any], ...] = (
+    GREEDY,
+    {"temperature": 1.0},
+    GREEDY | {"repetition_penalty": 1.1},
+    {"temperature": 0.7, "top_k": 20, "min_p": 0.05},
+)
+LENGTHS = (5, 8, 2, 13, 24, 1, 17)
+"""Of the turns' outputs, by session and turn, so that many turns end within what a step emits."""
+TURNS = 4
+TEXTS = [request["ids"] for request in ROUND if len(request["ids"]) >= 33]
+
+
+def session(index: int) -> dict[str, Any]:
+    """Half of them have all their turns from the start; some inputs are shorter than a draft."""
+    later = 1 + index % 3 if index % 4 == 3 else DRAFTS + 3
+    prompts = [TEXTS[(index + 5 * turn) % len(TEXTS)][: later if turn else 48] for turn in range(TURNS)]
+    lengths = [LENGTHS[(index + turn) % len(LENGTHS)] for turn in range(TURNS)]
+    own = KINDS[index % len(KINDS)] | {"seed": 100 + index, "ignore_eos": True}
+    turns = [{"ids": ids, "sampling": own | {"max_tokens": most}} for ids, most in zip(prompts, lengths, strict=True)]
+    return {"turns": turns, "queued": bool(index // len(KINDS) % 2)}
+
+
+SESSIONS = [session(index) for index in range(16)]
+
+
+def run(engines: Engines, llm: dict[str, Any], **switches: Any) -> Result:
+    return engines(llm, rounds=[], sessions=SESSIONS, **switches)
+
+
+@pytest.fixture(scope="module")
+def plain(engines: Engines) -> Result:
+    result = run(engines, {})
+    asked = [turn["sampling"]["max_tokens"] for each in SESSIONS for turn in each["turns"]]
+    assert [len(turn["ids"]) for turn in result["outputs"]] == asked
+    return result
+
+
+@pytest.mark.parametrize(
+    ("llm", "asynchronous"),
+    [
+        ({"speculative_config": CHAIN}, False),
+        pytest.param({"speculative_config": CHAIN}, True, marks=pytest.mark.extended),
+        (tree(24, 4), False),
+        (tree(24, 4), True),
+    ],
+    ids=["chain-sync", "chain-async", "tree-sync", "tree-async"],
+)
+def test_sessions_have_the_tokens_of_plain_decoding(
+    engines: Engines, plain: Result, llm: dict[str, Any], asynchronous: bool
+) -> None:
+    result = run(engines, llm, keep_async=asynchronous)
+    assert result["async"] == asynchronous
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
+def test_going_on_after_what_was_cut_off_is_noticed(engines: Engines) -> None:
+    """As vLLM does. It even ends the engine where a turn's input is shorter than what was cut off."""
+    asked = {"rounds": [], "sessions": [each for each in SESSIONS if len(each["turns"][1]["ids"]) > DRAFTS]}
+    faulty = engines({"speculative_config": CHAIN}, sabotage="go_on_after_what_was_cut_off", **asked)
+    assert len(differing(faulty, engines({}, **asked))) > 5
