@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.conftest import ROUND, TIGHT, Result
 from tests.engine.test_lossless import ASKED, differing
-from tests.engine.workload import FOREIGN_BPE, FOREIGN_BYTES
+from tests.engine.workload import FOREIGN_BPE, FOREIGN_BYTES, GREEDY
 
 Engines = Callable[..., Result]
 
@@ -86,6 +86,26 @@ def test_greedy_requests_have_the_tokens_of_plain_decoding_where_drafts_are_draw
     assert len(greedy) > 12
     assert greedy.isdisjoint(differing(result, same[0]))
     assert accepted(result) > 50
+
+
+LISTING = ({"logprob_token_ids": [198, 11, 220]}, {"logprobs": 2}, {"logprob_token_ids": [5], "logprobs": 1}, {})
+
+
+@pytest.mark.parametrize("method", DRAWN)
+def test_logprobs_of_listed_tokens_are_those_of_plain_decoding_where_drafts_are_drawn(
+    engines: Engines, method: str
+) -> None:
+    """In batches with requests that want the likeliest tokens' or none."""
+    own = GREEDY | {"max_tokens": 24, "ignore_eos": True}
+    asked = [{"ids": one["ids"], "sampling": own | kind} for kind in LISTING for one in ROUND[4:8]]
+    result, plain = engines(DRAWN[method], rounds=[asked]), engines({}, rounds=[asked])
+    assert differing(result, plain) == []
+    for one, other, request in zip(result["outputs"], plain["outputs"], asked, strict=True):
+        assert one["logprobs"] == [pytest.approx(row, abs=1e-4) for row in other["logprobs"]]
+        listed = set(map(str, request["sampling"].get("logprob_token_ids", ())))
+        assert all(listed <= row.keys() for row in one["logprobs"])
+        assert len(one["logprobs"]) == ("logprobs" in request["sampling"] or bool(listed)) * 24
+    assert accepted(result) > 20
 
 
 @pytest.mark.parametrize("method", ["slem", *(pytest.param(name, marks=pytest.mark.extended) for name in DRAWN)])

@@ -127,9 +127,10 @@ CATALOGUE: tuple[Patch, ...] = (
     Patch(
         "verification",
         "vllm.v1.worker.gpu.model_states.resolve_model_state_cls",
-        "vLLM's rejection sampler keeps the law of the output only; the target's own sampler keeps the very tokens",
-        "wrapped: for our methods a subclass of vLLM's choice overrides custom_sampler, unless drafts are drawn with "
-        "probabilities, and notes which requests want drafts",
+        "vLLM's rejection sampler keeps the law of the output only; the target's own sampler keeps the very tokens; "
+        "vLLM's also drops logprob_token_ids",
+        "wrapped: for our methods a subclass of vLLM's choice overrides custom_sampler and notes which requests want "
+        "drafts; drawn drafts keep vLLM's rule and get the logprobs of listed tokens",
         "custom_sampler is the supported hook, but only a model class can supply it",
         "vLLM lets a speculator supply the verification",
     ),

@@ -16,16 +16,17 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm_specext.engine.attention import wrap_target_layers
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
 from vllm_specext.engine.requests import Drafting, drafting_of, has_custom_processors
+from vllm_specext.engine.scoring import DrawnDraftVerifier, ScoringVerifier
 from vllm_specext.engine.trees import TreeStates
 from vllm_specext.engine.verification import TargetOnlyVerifier, TreeVerifier
 
 
 def with_our_verification(base: Any, config: Any) -> type[ModelState]:
     """Subclass of ``base``, the state vLLM chose for the target; ``config`` is the ``SpecExtConfig``. Drafts that are
-    drawn with probabilities of their own are verified by vLLM's rejection sampler."""
+    drawn with probabilities of their own are verified by vLLM's rule."""
     if config.tree is not None:
         return _for_trees(base)
-    return _noting_kinds(base) if config.options.samples_drafts else _for_chains(_noting_kinds(base))
+    return _for_chains(_noting_kinds(base), DrawnDraftVerifier if config.options.samples_drafts else TargetOnlyVerifier)
 
 
 @cache
@@ -47,10 +48,10 @@ def _noting_kinds(base: Any) -> Any:
 
 
 @cache
-def _for_chains(base: Any) -> type[ModelState]:
+def _for_chains(base: Any, verifier: type[ScoringVerifier]) -> type[ModelState]:
     class ChainModelState(base):
         def custom_sampler(self, sampler: Sampler) -> tuple[Any, Any]:
-            return sampler, TargetOnlyVerifier(sampler, self.vllm_config.speculative_config, self.device)
+            return sampler, verifier(sampler, self.vllm_config.speculative_config, self.device)
 
     return ChainModelState
 

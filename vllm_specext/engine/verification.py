@@ -13,32 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.config import SpeculativeConfig
-from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
-from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
+from vllm_specext.engine.scoring import ScoringVerifier
 from vllm_specext.engine.trees import TreeStates
 from vllm_specext.kernels.tree_walk import accept_chain, accept_tree
 
 
-class TargetOnlyVerifier(RejectionSampler):
-    """vLLM's verification step (chunks, placeholders) with the acceptance rule of this module, and with the logprobs of
-    vLLM's sampler, which scores the tokens that a request lists as well."""
-
-    def __call__(
-        self,
-        logits: Tensor,
-        input_batch: InputBatch,
-        draft_logits: Tensor | None = None,
-        invalid_drafts: Tensor | None = None,
-    ) -> SamplerOutput:
-        # Of the whole batch, because the scores of several chunks are put together.
-        self._logprobs_dims = self.sampler.get_logprobs_dims(input_batch.idx_mapping_np)
-        self._has_drafts = logits.shape[0] != input_batch.num_reqs
-        return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
+class TargetOnlyVerifier(ScoringVerifier):
+    """vLLM's verification step (chunks, placeholders) with the acceptance rule of this module."""
 
     def _verify(
         self,
@@ -65,7 +50,7 @@ class TargetOnlyVerifier(RejectionSampler):
             seq_lens_upper_bound_np,
             return_logprobs=self._logprobs_dims is not None,
         )
-        self._drawn, self._slots = drawn, expanded_idx_mapping
+        self._chosen, self._slots = drawn, expanded_idx_mapping
         emitted, num_sampled = self.walk(drawn, verify_draft_sampled, cu_num_logits, idx_mapping)
         return processed_logits, emitted, num_sampled
 
@@ -76,38 +61,6 @@ class TargetOnlyVerifier(RejectionSampler):
     def walk(self, drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Emitted tokens ``[R, width]`` and how many of them count, ``[R]`` int32; ``slots`` ``[R]``."""
         return accept_chain(drawn, drafted, cu_num_logits, self.num_speculative_steps + 1)
-
-    def scored_rows(self, cu_num_logits: Tensor, cu_num_logits_np: np.ndarray) -> tuple[Tensor | slice, list[int]]:
-        """A chunk's rows that may have emitted a token, the emitted ones of each request first, and where the requests
-        begin among them, ``[R + 1]``."""
-        return slice(None), cu_num_logits_np.tolist()
-
-    def _get_logprobs_tensors(
-        self,
-        sampled: Tensor,
-        num_sampled: Tensor,
-        logits: Tensor,
-        cu_num_logits: Tensor,
-        cu_num_logits_np: np.ndarray,
-        max_num_logprobs: int,
-    ) -> LogprobsTensors | None:
-        if self._logprobs_dims is None:
-            return None
-        num_logprobs, num_listed = self._logprobs_dims
-        rows: Tensor | slice = slice(None)
-        starts = None
-        if self._has_drafts:
-            rows, starts = self.scored_rows(cu_num_logits, cu_num_logits_np)
-        return compute_topk_scores(
-            logits[rows],
-            num_logprobs,
-            self._drawn[rows],
-            starts,
-            logprob_token_ids_state=self.sampler.logprob_token_ids_state,
-            expanded_idx_mapping=self._slots[rows],
-            max_per_req_token_ids=num_listed,
-            logits_mode=self.sampler.logprobs_mode in ("raw_logits", "processed_logits"),
-        )
 
 
 class TreeVerifier(TargetOnlyVerifier):
