@@ -22,8 +22,10 @@ FROM python:3.11-slim AS cpu
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ libnuma1 \
     && rm -rf /var/lib/apt/lists/*
-# Where the package index has no CPU build of torch: --build-arg PIP_EXTRA_INDEX_URL=... (pip reads the variable).
+# The CPU build of torch comes from the package indexes that pip is configured with, else from TORCH_INDEX, which is PyTorch's
+# own by default; pip reads the other variable, for an index of yours.
 ARG PIP_EXTRA_INDEX_URL
+ARG TORCH_INDEX
 ENV PIP_NO_CACHE_DIR=1
 WORKDIR /opt/vllm-specext
 # The large download alone, so that a change of the sources does not repeat it.

@@ -1,12 +1,12 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
-# Variables: FLAVOUR=cpu|gpu, PYTHON=python3.12, PIP_OPTIONS="...", VENV=.venv (see scripts/setup.sh), PYTEST_ARGS="...", WORKERS=2
+# Variables: FLAVOUR=cpu|gpu, PYTHON=python3.12, PIP_OPTIONS="...", TORCH_INDEX=ADDRESS, VENV=.venv (see scripts/setup.sh), PYTEST_ARGS="...", WORKERS=2
 
 VENV ?= .venv
 # An engine under test works on one core, so two files are run at once; two would not share a GPU.
 WORKERS ?= $(shell command -v nvidia-smi > /dev/null && echo 0 || echo 2)
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
 BIN := $(VENV)/bin
-export VENV FLAVOUR PYTHON PIP_OPTIONS
+export VENV FLAVOUR PYTHON PIP_OPTIONS TORCH_INDEX
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve bench test test-all test-fast lint format docs clean

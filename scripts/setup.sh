@@ -3,7 +3,8 @@
 #
 #   scripts/setup.sh            GPU flavour where nvidia-smi lists a GPU, otherwise CPU
 #
-# Variables: FLAVOUR=cpu|gpu, PYTHON=python3.12, PIP_OPTIONS="options for every pip install", VENV=.venv
+# Variables: FLAVOUR=cpu|gpu, PYTHON=python3.12, PIP_OPTIONS="options for every pip install", VENV=.venv,
+#            TORCH_INDEX=ADDRESS of the index that has the CPU build of torch where the configured ones do not
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,6 +15,7 @@ extras=train,bench,dev
 started=$SECONDS
 
 die() { echo "set-up: $*" >&2; exit 1; }
+failed() { tail -n 25 "$log" >&2; die "pip failed; the whole log is $log"; }
 
 choose_flavour() {
     if [[ -n ${FLAVOUR:-} ]]; then
@@ -54,15 +56,13 @@ step() {
             echo "set-up:   $((SECONDS - begun)) s  $doing"
         fi
     done
-    if ! wait "$pid"; then
-        tail -n 25 "$log" >&2
-        return 1
-    fi
+    wait "$pid"
 }
 
 # shellcheck disable=SC2086  # PIP_OPTIONS is several words
 install() { "$venv/bin/python" -m pip install --progress-bar off ${PIP_OPTIONS:-} "$@"; }
-cpu_step() { bash scripts/install_cpu.sh "$1" "$venv/bin/python" "${@:2}"; }
+cpu_step() { SAY_TO=3 bash scripts/install_cpu.sh "$1" "$venv/bin/python" "${@:2}"; }
+exec 3>&2
 
 flavour=$(choose_flavour)
 [[ $flavour == cpu || $flavour == gpu ]] || die "FLAVOUR is '$flavour', but it must be cpu or gpu"
@@ -80,13 +80,11 @@ echo "set-up: $flavour flavour in $venv with $("$python" --version), a few minut
 project=(--editable ".[$flavour,$extras]")
 if [[ $flavour == cpu ]]; then
     torch=$(bash scripts/install_cpu.sh requirement)
-    step "$torch (about 200 MB)" cpu_step torch || die "pip could not install $torch. Where the package index has no CPU build" \
-        "of PyTorch: PyTorch publishes one on its own index, whose address pytorch.org shows under Get Started, CPU;" \
-        "run make with PIP_OPTIONS='--extra-index-url ADDRESS'."
-    step "vllm-specext[$flavour,$extras], editable" cpu_step project "${project[@]}" || die "pip failed; the whole log is $log"
-    step "removing torchvision, torchaudio and torchcodec" cpu_step cleanup || die "pip failed; the whole log is $log"
+    step "$torch (about 200 MB)" cpu_step torch || exit 1 # it has said why
+    step "vllm-specext[$flavour,$extras], editable" cpu_step project "${project[@]}" || failed
+    step "removing torchvision, torchaudio and torchcodec" cpu_step cleanup || failed
 else
-    step "vllm-specext[$flavour,$extras], editable" install "${project[@]}" || die "pip failed; the whole log is $log"
+    step "vllm-specext[$flavour,$extras], editable" install "${project[@]}" || failed
 fi
 echo "$wanted" >"$stamp"
 echo "set-up: done in $((SECONDS - started)) s"
