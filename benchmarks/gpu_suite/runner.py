@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def run_all(
         else:
             tell(f"{part.name}: {part.about}")
             result = run(part, min(left, part.limit))
-            date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            date = datetime.now(UTC).isoformat(timespec="seconds")
             store.keep(part.name, {"key": key, "machine": machine, "date": date, **result}, order)
             became[part.name] = f"{result['status']}, {len(result['rows'])} rows, {result['seconds']:.0f} s"
             if result["status"] != DONE:

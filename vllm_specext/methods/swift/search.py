@@ -25,7 +25,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 from vllm_specext.methods.swift.acceptance import AcceptanceWatch, Verification
@@ -54,7 +54,7 @@ MAX_OBSERVATIONS = 300
 MAX_HISTORY = 10_000
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     START = "start"
     RANDOM = "random"
     SUGGESTED = "suggested"
