@@ -2,6 +2,7 @@
 environment, whose indexes are folders with empty wheels."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.docs_pages import PAGES, ROOT
 from tests.unit.local_index import publish
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = ("setup.sh", "install_cpu.sh")
 CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
 PYPROJECT = """
@@ -156,3 +157,12 @@ def test_a_password_in_the_second_indexs_address_is_not_shown(project: Path, con
     assert done.returncode == 1
     assert "https://mirror.example/whl/cpu" in done.stderr
     assert "secret" not in done.stderr
+
+
+def test_the_documents_name_the_index_that_the_set_up_adds() -> None:
+    (index,) = re.findall(r"TORCH_INDEX:-([^}]+)}", (ROOT / "scripts" / "install_cpu.sh").read_text())
+    commands = [
+        command for page in PAGES for command in re.findall(r"pip install [^`\n]*\[cpu[^`\n]*", page.read_text("utf-8"))
+    ]
+    assert len(commands) >= 4
+    assert [command for command in commands if not command.endswith(f" --extra-index-url {index}")] == []
