@@ -39,6 +39,10 @@ def sweep() -> str:
     return table(*cells(read("sweep.json")["rows"], LATENCIES))
 
 
+def acceptance() -> str:
+    return table(*cells([row for row in read("acceptance.json")["rows"] if row["task"] == "all"]))
+
+
 def drafters() -> str:
     header = (
         "drafter",
@@ -194,6 +198,7 @@ def soak() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "benchmark concurrency": concurrency,
     "benchmark sweep": sweep,
+    "benchmark acceptance": acceptance,
     "benchmark drafters": drafters,
     "benchmark foreign": foreign,
     "benchmark foreign time": foreign_time,

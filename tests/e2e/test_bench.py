@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from vllm_specext.bench.configurations import VLLM_TLI
 from vllm_specext.demo.server import GRIFFIN_TREE, Server
 
 COMMAND = [sys.executable, "-m", "vllm_specext", "bench"]
@@ -39,12 +40,20 @@ def checked(name: str, output: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_sweep_compares_a_tree_with_plain_decoding_and_vllms_own(tmp_path: Path) -> None:
     small = ("--rounds", "1", "--concurrency", "2", "--tokens", "24", "--prompts-per-task", "2")
-    config = f"tree={json.dumps(GRIFFIN_TREE)}"
-    rows = bench("sweep", *small, "--config", config, "--nodes", "8", "--nodes", "24", output=tmp_path)["rows"]
+    configs = ("--config", f"tree={json.dumps(GRIFFIN_TREE)}", "--config", f"vllm-tli={json.dumps(VLLM_TLI)}")
+    rows = bench("sweep", *small, *configs, "--nodes", "8", "--nodes", "24", output=tmp_path)["rows"]
     found = {(row["method"], row["num_speculative_tokens"]): row for row in rows}
-    assert list(found) == [("plain", None), ("ngram", 4), ("eagle3", 4), ("tree", 8), ("tree", 24)]
+    assert list(found) == [
+        ("plain", None),
+        ("ngram", 4),
+        ("eagle3", 4),
+        ("tree", 8),
+        ("tree", 24),
+        ("vllm-tli", 4),
+    ]
     assert "spec_decode_num_drafts" not in found["plain", None]
     assert found["eagle3", 4]["spec_decode_acceptance_length"] > 1.5
+    assert found["vllm-tli", 4]["spec_decode_acceptance_length"] > 1.2
     for nodes in (8, 24):
         row = found["tree", nodes]
         # The context's end cuts a draft, nothing makes it larger.

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from vllm_specext.bench.configurations import EAGLE3, NGRAM, PLAIN, Configuration, check_nodes, chosen
+from vllm_specext.bench.configurations import EAGLE3, NGRAM, PLAIN, VLLM_TLI, Configuration, check_nodes, chosen
 from vllm_specext.demo.run import CONFIGURATIONS
-from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SWIFT
+from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SWIFT, TLI
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import parse
 from vllm_specext.registry import METHODS
@@ -17,7 +17,8 @@ def names(found: list[Configuration]) -> list[str]:
 
 
 def test_the_demonstrations_rows_follow_plain_and_vllms_own_when_nothing_is_given() -> None:
-    assert names(chosen(None, [], None, False)) == [PLAIN, "ngram", "eagle3", *(name for name, _ in CONFIGURATIONS)]
+    demonstrations = [name for name, _ in CONFIGURATIONS]
+    assert names(chosen(None, [], None, False)) == [PLAIN, "ngram", "eagle3", "vllm-tli", *demonstrations]
     quick = names(chosen(None, [], None, True))
     assert quick[:3] == [PLAIN, "ngram", "eagle3"]
     assert {"griffin-chain", "griffin-tree", "moa-tree", "swift", "slem"} == set(quick[3:])
@@ -29,6 +30,16 @@ def test_the_bundled_eagle_3_drafter_is_there_for_the_bundled_target_unless_anot
     assert names(chosen(None, [mine], "drafter", False)) == [PLAIN, "ngram", "eagle", "mine"]
     own = EAGLE3 | {"num_speculative_tokens": 2}
     assert chosen(None, [f"eagle3={json.dumps(own)}"], None, False)[2].speculative == own
+
+
+def test_vllms_own_tli_is_compared_with_ours_alike() -> None:
+    rows = {each.name: each.speculative for each in chosen(None, [], None, False)}
+    assert rows["vllm-tli"] == VLLM_TLI
+    assert rows["tli"] == TLI
+    assert [VLLM_TLI[key] for key in ("model", "num_speculative_tokens")] == [
+        TLI["model"],
+        TLI["num_speculative_tokens"],
+    ]
 
 
 def test_plain_and_ngram_are_there_whatever_is_given() -> None:

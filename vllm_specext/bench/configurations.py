@@ -1,5 +1,5 @@
 """What is compared: names, and the ``--speculative-config`` behind each. Plain decoding comes first, whatever the
-user names, and vLLM's own ngram and EAGLE follow."""
+user names, and vLLM's own methods follow."""
 
 import json
 from collections.abc import Sequence
@@ -28,6 +28,13 @@ EAGLE3: dict[str, Any] = {
 }
 """vLLM's own, with a drafter for the bundled target that was trained for as long as the bundled GRIFFIN drafter and on
 the same text."""
+VLLM_TLI: dict[str, Any] = {
+    "method": "draft_model",
+    "model": str(MODELS / "foreign_bpe"),
+    "num_speculative_tokens": 4,
+    "use_heterogeneous_vocab": True,
+}
+"""vLLM's own, with the drafter and the length of the demonstration's TLI."""
 QUICK = ("griffin-chain", "griffin-tree", "moa-tree", "swift", "slem")
 """Of the demonstration's. Each costs the start of an engine; TLI and SLRS are left to full runs."""
 ANY_LOAD = 1 << 20
@@ -61,8 +68,8 @@ class Configuration:
 
 def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: bool) -> list[Configuration]:
     """``plain``, ``ngram``, ``eagle`` with the drafter given for it or ``eagle3`` with the bundled target's, then each
-    ``NAME=JSON`` of ``given``, or the demonstration's where neither a target nor a configuration is given. One named
-    ``ngram`` or ``eagle3`` replaces this one."""
+    ``NAME=JSON`` of ``given``, or the demonstration's where neither a target nor a configuration is given, with
+    ``vllm-tli`` where these have TLI. One named ``ngram`` or ``eagle3`` replaces this one."""
     found: dict[str, dict[str, Any] | None] = {PLAIN: None, "ngram": NGRAM}
     if eagle is not None:
         found["eagle"] = eagle_config(eagle)
@@ -76,6 +83,8 @@ def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: b
         own[name] = config
     if not own and target is None:
         own = {name: config for name, config in CONFIGURATIONS if not quick or name in QUICK}
+        if "tli" in own:
+            found["vllm-tli"] = VLLM_TLI
     return [Configuration(name, config) for name, config in (found | own).items()]
 
 
