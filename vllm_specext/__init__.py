@@ -1,3 +1,3 @@
-"""vllm-specext: speculative-decoding methods for vLLM that no serving engine has."""
+"""vllm-specext: speculative decoding with GRIFFIN, MoA, SWIFT, SLEM, TLI and SLRS, and with draft trees, for vLLM."""
 
 __version__ = "0.1.0"
