@@ -5,6 +5,7 @@ that their bits name: themselves and their ancestors. Two uses: verification, wh
 and drafting, where they are the last level of what has been drafted so far.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -76,3 +77,10 @@ def tree_attention(
         kernel.tree_attention(query, key_cache, value_cache, rows, out, **arguments, tile=tile, runs=runs)
     else:
         naive.tree_attention(query, key_cache, value_cache, rows.plan, out, **arguments)
+
+
+def variant(query: Tensor, key_cache: Tensor, rows: TreeRows) -> Hashable:
+    """What Triton compiles anew for ``rows``: calls with the same layer and equal variants share what is compiled."""
+    from vllm_specext.kernels.tree_attention import kernel
+
+    return kernel.variant(query, key_cache, rows)

@@ -311,6 +311,20 @@ def num_runs(query: Tensor, key_cache: Tensor, rows: TreeRows, tile: Tile) -> in
     return max(1, min(fill, rows.block_table.shape[0] * splits)) if splits > 1 else 1
 
 
+def part_blocks(requests: int, runs: int) -> tuple[int, int]:
+    """The blocks over the requests and over the parts of one, where the work is split into several ``runs``."""
+    if runs == 1:
+        return 0, 0
+    # Few sizes, because each is compiled.
+    return max(64, triton.next_power_of_2(requests)), triton.next_power_of_2(min(runs, MAX_SPLITS))
+
+
+def variant(query: Tensor, key_cache: Tensor, rows: TreeRows) -> tuple[Tile, int, int]:
+    """What a launch on ``rows`` is compiled for; launches with the same layer and the same variant share a binary."""
+    tile = tile_for(query, key_cache, rows)
+    return tile, *part_blocks(rows.block_table.shape[0], num_runs(query, key_cache, rows, tile))
+
+
 def tree_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -331,10 +345,9 @@ def tree_attention(
     kv_heads, page_size = key_cache.shape[1:3]
     requests = most_runs = rows.block_table.shape[0]
     partial = lse = counts = None
-    block_r = 0
+    block_r, block_s = part_blocks(requests, runs)
     if runs > 1:
         most_runs += runs - 1
-        block_r = max(64, triton.next_power_of_2(requests))  # few sizes, because each is compiled
         counts = rows.query_start_loc.new_empty(block_r, dtype=torch.int32)
         partial = query.new_empty(most_runs, rows.max_query_len, heads, head_size, dtype=torch.float32)
         lse = query.new_empty(most_runs, rows.max_query_len, heads, dtype=torch.float32)
@@ -359,5 +372,5 @@ def tree_attention(
         _merge_kernel[kv_heads, rows.max_query_len, min(requests, runs - 1)](
             partial, lse, counts, out, rows.query_start_loc, *out.stride(), requests,
             GROUPS=groups, HEAD_SIZE=head_size, BLOCK_D=block_d, BLOCK_R=block_r,
-            BLOCK_S=triton.next_power_of_2(min(runs, MAX_SPLITS)), num_warps=4,
+            BLOCK_S=block_s, num_warps=4,
         )  # fmt: skip

@@ -1,7 +1,6 @@
 """On a package index the README stands alone, beside the project's addresses: nothing in it may be relative."""
 
 import re
-
 import tomllib
 
 from tests.unit.docs_pages import ROOT, anchors, prose

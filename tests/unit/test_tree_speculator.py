@@ -16,7 +16,8 @@ SCHEDULE = [[1, 4, 59], [5, 8, 6], [9, 16, 0]]
 def speculator(**attributes: Any) -> TreeSpeculator:
     bare = TreeSpeculator.__new__(TreeSpeculator)
     config = SimpleNamespace(num_speculative_tokens_per_batch_size=SCHEDULE, schedule=SCHEDULE)
-    vars(bare).update({"shape": TreeShape(59, 6, 10), "speculative_config": config} | attributes)
+    most = [59] * 5 + [6] * 4 + [0] * 8
+    vars(bare).update({"shape": TreeShape(59, 6, 10), "speculative_config": config, "most_drafted": most} | attributes)
     return bare
 
 
@@ -35,9 +36,17 @@ def test_decoding_graphs_are_captured_for_the_sizes_that_are_chains(monkeypatch:
 
 
 def test_a_level_that_does_not_fit_the_drafters_buffers_is_given_up_for_a_chain() -> None:
-    assert speculator(max_num_tokens=80).shape_for(59, requests=8) == TreeShape(59, 6, 10)
-    assert speculator(max_num_tokens=79).shape_for(59, requests=8) == TreeShape(6, 6, 1)
+    assert speculator(max_num_tokens=40).shape_for(59, requests=4) == TreeShape(59, 6, 10)
+    assert speculator(max_num_tokens=39).shape_for(59, requests=4) == TreeShape(6, 6, 1)
     assert speculator(max_num_tokens=4).shape_for(3, requests=8) == TreeShape(3, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("requests", "shape"), [(5, TreeShape(6, 6, 1)), (8, TreeShape(6, 6, 1)), (9, TreeShape(0, 0, 1))]
+)
+def test_nothing_larger_is_grown_than_the_schedule_has_for_so_many_requests(requests: int, shape: TreeShape) -> None:
+    """As vLLM's warm-up asks, whatever the schedule."""
+    assert speculator(max_num_tokens=8192).shape_for(59, requests) == shape
 
 
 def test_the_memory_that_is_measured_is_that_of_the_schedules_trees() -> None:

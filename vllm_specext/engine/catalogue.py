@@ -155,10 +155,12 @@ CATALOGUE: tuple[Patch, ...] = (
     Patch(
         "start-up log",
         "vllm.v1.worker.gpu.model_runner.GPUModelRunner.initialize_kv_cache",
-        "vLLM has no moment at which a speculator may say what it will do, its memory included",
-        "wrapped: afterwards rank 0 logs the method, its drafts, its memory and its graphs, one line each",
+        "vLLM has no moment at which a speculator may say what it will do, its memory included, and its warm-up, whose "
+        "requests are drafted chains, runs no kernel of trees",
+        "wrapped: afterwards the kernels of verification are compiled on a GPU, and rank 0 logs the method, its "
+        "drafts, memory and graphs, one line each",
         "none: vLLM's speculators log nothing",
-        "vLLM asks the speculator for a description",
+        "vLLM asks the speculator for a description, and warms up with trees",
     ),
     Patch(
         "fused kernels",

@@ -93,9 +93,11 @@ def _initialize_kv_cache(original: Callable) -> Callable:
     ) -> None:
         from vllm_specext.engine.config import is_ours
         from vllm_specext.engine.report import log_start
+        from vllm_specext.engine.warm_up import warm_up
 
         original(self, kv_cache_config, is_profiling, *args, **kwargs)
         if is_ours(self.vllm_config.speculative_config) and not is_profiling:
+            warm_up(self)
             log_start(self)
 
     return initialize_kv_cache

@@ -1,6 +1,6 @@
 """What is captured in CUDA graphs: for how many requests draft passes are, and what must not be."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from vllm.config import CompilationConfig, CUDAGraphMode, VllmConfig
 from vllm.logger import init_logger
@@ -32,10 +32,21 @@ def drafted_sizes(vllm_config: VllmConfig) -> dict[int, list[int]]:
     schedule drafts where a batch is padded to it; ascending."""
     sizes = vllm_config.compilation_config.cudagraph_capture_sizes
     most = vllm_config.scheduler_config.max_num_seqs
-    schedule = build_dynamic_sd_schedule_lookup(
-        vllm_config.speculative_config.schedule,
-        vllm_max_batch_size=most,
-        vllm_num_speculative_tokens=vllm_config.num_speculative_tokens,
-    )
+    schedule = _by_load(vllm_config)
     numbers = sorted({min(size, most) for size in sizes or []})
     return {number: sorted(set(schedule[smaller + 1 : number + 1])) for smaller, number in pairwise([0, *numbers])}
+
+
+def most_drafted(vllm_config: VllmConfig) -> list[int]:
+    """For each number of requests, 0 to ``max_num_seqs``: the most tokens that the schedule drafts for one of them
+    while at least so many run. A step that verifies has no more for each."""
+    return list(accumulate(reversed(_by_load(vllm_config)), max))[::-1]
+
+
+def _by_load(vllm_config: VllmConfig) -> list[int]:
+    """The schedule's number of drafted tokens for each number of running requests, from 0 on."""
+    return build_dynamic_sd_schedule_lookup(
+        vllm_config.speculative_config.schedule,
+        vllm_max_batch_size=vllm_config.scheduler_config.max_num_seqs,
+        vllm_num_speculative_tokens=vllm_config.num_speculative_tokens,
+    )

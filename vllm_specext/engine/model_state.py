@@ -71,6 +71,11 @@ def _for_trees(base: Any) -> type[ModelState]:
             self._groups: list[list[str]] = []
             self._caches: list[list[Attention]] = []
 
+        @property
+        def target_layers_by_group(self) -> list[list[Attention]]:
+            """The target's attention layers by cache group, when there are caches."""
+            return self._caches
+
         def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
             super().initialize_kv_cache(kv_cache_config, block_tables)
             names = [group.layer_names for group in kv_cache_config.kv_cache_groups]

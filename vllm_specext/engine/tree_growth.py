@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
 from vllm_specext.engine.attention import wrap_draft_layers
+from vllm_specext.engine.graph_sizes import most_drafted
 from vllm_specext.engine.growth_graphs import GrowthGraphs
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.engine.trees import TreeStates
@@ -53,6 +54,7 @@ class TreeGrower(EagleSpeculator):
         super().__init__(vllm_config, device)
         self.shape: TreeShape | None = vllm_config.speculative_config.tree
         self.root_slots: int = vllm_config.speculative_config.options.root_slots
+        self.most_drafted = most_drafted(vllm_config)
         self.trees: TreeStates | None = None
         self.groups: list[tuple[int, set[str]]] = []
         """Cache groups, and the names of their layers that a pass over tree nodes runs; none before there are caches,
@@ -115,8 +117,10 @@ class TreeGrower(EagleSpeculator):
         return shape if shape.top_k > 1 else None
 
     def shape_for(self, nodes: int, requests: int) -> TreeShape:
-        """What fits ``nodes`` and, with all requests' levels in one pass, the drafter's buffers."""
+        """What fits ``nodes``, what the schedule has for so many requests and, with all requests' levels in one pass,
+        the drafter's buffers. vLLM's warm-up asks for more than the schedule has, whose memory nobody counted."""
         assert self.shape is not None
+        nodes = min(nodes, self.most_drafted[requests])
         shape = shape_for(nodes, self.shape)
         if shape.top_k * requests <= self.max_num_tokens:
             return shape

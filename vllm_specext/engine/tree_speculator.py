@@ -106,6 +106,7 @@ class TreeSpeculator(TreeGrower):
             self.draft_tokens[:requests, : tree.nodes] = (
                 grown.tokens if dummy_run else self.keep_trees(input_batch, grown)
             )
+            self.draft_tokens[:requests, tree.nodes : nodes] = 0
             return self.draft_tokens[:requests]
         if shape is not None and self.trees is not None and nodes > 0:
             # The scheduler counts on all nodes; what follows a shorter chain is only ever padding.

@@ -59,6 +59,7 @@ class TreeStates:
         self.step: Verification | None = None
         self._caches: list[Caches] = []
         self.causal = self.topology.ancestors[0].clone()
+        self._own = torch.arange(shape.nodes + 1, device=device)
         # A captured graph reads these, so they are written in place; until the first step they hold chains.
         self._visible = self.topology.ancestors.clone()
         self.prefix_lens = torch.zeros(slots, dtype=torch.int32, device=device)
@@ -74,7 +75,15 @@ class TreeStates:
         self.topology.depths[slots, :nodes] = topology.depths
         words = topology.ancestors.shape[2]
         self.topology.ancestors[slots, :nodes, :words] = topology.ancestors
+        if nodes < self.topology.parents.shape[1]:
+            # Whatever is scheduled beyond what was drafted is padding, and not a part of an older tree.
+            self.topology.parents[slots, nodes:] = self._own[nodes:]
         self.is_chain[slots_np] = chain
+
+    def rows_for_warm_up(self, requests: int, query: int, table: Tensor, longest: int) -> TreeRows:
+        """A step in which none of ``requests`` has a row, but might have up to ``query``."""
+        starts = torch.zeros(requests + 1, dtype=torch.int32, device=self.device)
+        return self._rows_on(requests, 0, query, starts, longest)(block_table=table[:requests])
 
     def begin(self, batch: InputBatch, prefill_lens: Tensor) -> None:
         """Lay out this step's trees: rotary positions by depth, and who sees whom."""

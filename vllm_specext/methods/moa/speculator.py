@@ -143,12 +143,15 @@ class MoASpeculator(TreeGrower):
         slots = batch.idx_mapping
         sampled, prompt = last_sampled.view(-1)[slots], next_prefill_tokens.view(-1)[slots]
         self.root_ids[:requests] = torch.where(num_sampled > 0, sampled, prompt.to(sampled.dtype))
-        if nodes == 0:
+        shape = self.shape_for(nodes, requests)
+        if shape.nodes == 0:
             if reads_paths:
                 self.writes[:requests] = not dummy_run
                 self._keep_paths(requests)
+            drafted[:, :nodes] = 0
+            if nodes and self.trees is not None and not dummy_run:
+                self.keep_chains(batch, 0, nodes)
             return drafted
-        shape = self.shape_for(nodes, requests)
         grown = self.grow(batch, num_rejected, shape, reads_paths=reads_paths, dummy_run=dummy_run)
         # The scheduler counts on all nodes; what follows a shorter chain is only ever padding.
         drafted[:, shape.nodes : nodes] = 0

@@ -1,0 +1,116 @@
+"""At start everything is compiled that verification can ask for while serving, and nothing larger is drafted than the
+schedule has."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
+from torch import Tensor
+
+from vllm_specext.engine import warm_up
+from vllm_specext.engine.graph_sizes import most_drafted
+from vllm_specext.engine.trees import TreeStates
+from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.tree.budget import TreeShape
+
+SHAPE = TreeShape(nodes=59, levels=6, top_k=10)
+MAX_MODEL_LEN = 20_000
+
+
+def config(schedule: list[list[int]], most: int) -> Any:
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(schedule=schedule),
+        scheduler_config=SimpleNamespace(max_num_seqs=most),
+        num_speculative_tokens=59,
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ([[1, 2, 59], [3, 4, 4], [5, 6, 0]], [59, 59, 59, 4, 4, 0, 0]),
+        ([[1, 2, 4], [3, 3, 59], [4, 6, 0]], [59, 59, 59, 59, 0, 0, 0]),
+        ([[1, 1000, 59]], [59] * 7),
+    ],
+)
+def test_the_most_that_is_drafted_while_so_many_run(schedule: list[list[int]], expected: list[int]) -> None:
+    assert most_drafted(config(schedule, most=6)) == expected
+
+
+class Layer(SimpleNamespace):
+    """A target's attention layer that notes what it is run on."""
+
+    def __init__(self, heads: int, kv_heads: int, size: int, window: int = 0) -> None:
+        # The values of a page follow its keys on the last axis, as on a GPU; the CPU reads the same shape otherwise.
+        cache = torch.zeros(4, kv_heads, 16, 2 * size, dtype=torch.bfloat16)
+        super().__init__(num_heads=heads, head_size=size, kv_cache=cache, layer_name="layer", ran=[])
+        self.impl = SimpleNamespace(sliding_window=window, forward=self.note)
+
+    def note(
+        self, layer: Any, query: Tensor, key: None, value: None, kv_cache: Tensor, rows: TreeRows, output: Tensor
+    ) -> None:
+        assert (rows.num_rows, rows.query_start_loc.sum()) == (0, 0)
+        self.ran.append((query, rows))
+
+
+@pytest.mark.parametrize("heads", [(32, 8, 128), (32, 32, 128), (4, 2, 64)])
+@pytest.mark.parametrize("most", [40, 200])
+def test_no_step_needs_a_variant_that_was_not_compiled(
+    heads: tuple[int, int, int], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    from vllm_specext.kernels.tree_attention import variant
+
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
+    trees = TreeStates(SHAPE, most, MAX_MODEL_LEN, torch.device("cpu"))
+    drafted = most_drafted(config([[1, 4, 59], [5, 8, 31], [9, 64, 4], [65, 1000, 2]], most))
+    layer, table = Layer(*heads), torch.zeros(most, 8, dtype=torch.int32)
+    warm_up.compile_attention(trees, [[layer, layer]], [table], drafted, MAX_MODEL_LEN, torch.bfloat16)
+    keys, _ = warm_up.pages(layer.kv_cache)
+    compiled = {variant(query, keys, rows) for query, rows in layer.ran}
+    assert len(compiled) == len(layer.ran), "a variant was compiled twice"
+    chooser, needed = random.Random(0), set()
+    for _ in range(4000):
+        requests = chooser.randint(1, most)
+        query = chooser.randint(2, drafted[requests] + 1)
+        rows = trees.rows_for_warm_up(requests, query, table, chooser.randint(1, MAX_MODEL_LEN))
+        needed.add(variant(layer.ran[0][0], keys, rows))
+    assert needed <= compiled
+    assert len(needed) > 5
+
+
+def test_layers_of_other_sizes_and_windows_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_up, "variant", lambda *rows: "the same")
+    trees = TreeStates(SHAPE, 2, 64, torch.device("cpu"))
+    layers = [Layer(4, 2, 64), Layer(4, 2, 64), Layer(4, 2, 64, window=32), Layer(8, 2, 64)]
+    table = torch.zeros(2, 4, dtype=torch.int32)
+    warm_up.compile_attention(trees, [layers, []], [table, table], [59] * 3, 64, torch.bfloat16)
+    assert [len(layer.ran) for layer in layers] == [1, 0, 1, 1]
+
+
+def test_compaction_is_compiled_for_every_group_of_layers_and_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    stock = warm_up.compact
+
+    def compact(caches: Any, source: Tensor, destination: Tensor) -> None:
+        seen.append((len(caches), source.shape))
+        stock(caches, source, destination)
+
+    monkeypatch.setattr(warm_up, "compact", compact)
+    trees = TreeStates(SHAPE, 2, 64, torch.device("cpu"))
+    layers = [Layer(4, 2, 64), Layer(4, 2, 64), Layer(4, 2, 64)]
+    for layer in layers:
+        layer.kv_cache.copy_(torch.randn(layer.kv_cache.shape))
+    before = [layer.kv_cache.clone() for layer in layers]
+    warm_up.compile_compaction(trees, [layers[:2], [], layers[2:]])
+    assert seen == [(4, (1, 7)), (2, (1, 7))]
+    assert all(torch.equal(layer.kv_cache, old) for layer, old in zip(layers, before, strict=True))
+
+
+def test_a_cpu_and_chains_have_nothing_to_compile() -> None:
+    for trees, device in ((object(), "cpu"), (None, "cuda")):
+        warm_up.warm_up(SimpleNamespace(model_state=SimpleNamespace(trees=trees), device=torch.device(device)))

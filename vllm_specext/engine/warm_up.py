@@ -1,0 +1,79 @@
+"""Compiling at start what Triton would otherwise compile in the first steps that need it, while requests wait.
+
+vLLM warms up with requests that are drafted chains, so that neither tree attention nor KV compaction runs then; graphs
+are captured for some sizes only. Here every variant that serving can ask for is launched once, on no rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_specext.engine.attention import pages
+from vllm_specext.engine.graph_sizes import most_drafted
+from vllm_specext.engine.trees import TreeStates
+from vllm_specext.kernels.kv_compaction import compact
+from vllm_specext.kernels.pointers import Caches
+from vllm_specext.kernels.tree_attention import TreeRows, variant
+
+
+def warm_up(runner: Any) -> None:
+    """For vLLM's model ``runner``, whose caches have been laid out; nothing on a CPU, and without draft trees."""
+    trees = getattr(runner.model_state, "trees", None)
+    if trees is None or runner.device.type != "cuda":
+        return
+    groups = runner.model_state.target_layers_by_group
+    tables = [runner.block_tables.input_block_tables[group] for group in range(len(groups))]
+    with torch.inference_mode():
+        compile_compaction(trees, groups)
+        compile_attention(trees, groups, tables, most_drafted(runner.vllm_config), runner.max_model_len, runner.dtype)
+    torch.cuda.synchronize()
+
+
+def compile_compaction(trees: TreeStates, groups: Sequence[Sequence[Any]]) -> None:
+    """Move nothing in any group of the target's layers."""
+    nowhere = torch.zeros(1, trees.shape.levels + 1, dtype=torch.int64, device=trees.device)
+    for layers in filter(None, groups):
+        compact(Caches(view for layer in layers for view in pages(layer.kv_cache)), nowhere, nowhere)
+
+
+def compile_attention(
+    trees: TreeStates,
+    groups: Sequence[Sequence[Any]],
+    tables: Sequence[Tensor],
+    most: Sequence[int],
+    max_model_len: int,
+    dtype: torch.dtype,
+) -> None:
+    """Attend to nothing with one of each kind of the target's ``layers``, given by cache group with its block
+    ``tables`` ``[requests, blocks]``. ``most``: drafted tokens of a request while at least so many verify."""
+    seen = set()
+    for layers, table in zip(groups, tables, strict=True):
+        for layer in layers:
+            impl = layer.impl
+            kind = (
+                layer.num_heads,
+                layer.kv_cache.shape[1:],
+                layer.kv_cache.stride(),
+                getattr(impl, "sliding_window", 0),
+            )
+            query = torch.zeros(1, layer.num_heads, layer.head_size, dtype=dtype, device=trees.device)
+            keys, _ = pages(layer.kv_cache)
+            for rows in shapes(trees, table, most, max_model_len):
+                key = kind, variant(query, keys, rows)
+                if key not in seen:
+                    seen.add(key)
+                    impl.forward(layer, query, None, None, layer.kv_cache, rows, output=torch.empty_like(query))
+
+
+def shapes(trees: TreeStates, table: Tensor, most: Sequence[int], max_model_len: int) -> Iterator[TreeRows]:
+    """Steps of every variant. Numbers of requests and lengths matter by the next power of two alone."""
+    for requests in {*powers(len(most) - 1), len(most) - 1}:
+        for longest in {*powers(max_model_len), max_model_len}:
+            for query in range(2, most[requests] + 2):
+                yield trees.rows_for_warm_up(requests, query, table, longest)
+
+
+def powers(most: int) -> list[int]:
+    return [1 << exponent for exponent in range(most.bit_length())]
