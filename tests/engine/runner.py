@@ -129,6 +129,19 @@ def add_a_level_to_every_depth() -> None:
     _after_begin(fault)
 
 
+def hang_padding_off_the_root() -> None:
+    """What pads a tree is a child of the root."""
+    import torch
+
+    from vllm_specext.tree.topology import Topology
+
+    def padded_after(self: Any, num_nodes: Any) -> Any:
+        node = torch.arange(self.parents.shape[1], device=self.parents.device)
+        return Topology(torch.where(node > num_nodes, 0, self.parents), self.depths, self.ancestors)
+
+    Topology.padded_after = padded_after  # type: ignore[method-assign]
+
+
 def write_drafted_keys_a_slot_early() -> None:
     """Where the target's last layers run over drafted tokens, the first of them overwrites a verified token's keys."""
     from vllm_specext.methods.moa.speculator import MoASpeculator

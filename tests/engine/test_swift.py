@@ -85,3 +85,22 @@ def test_a_draft_that_skips_nothing_is_always_accepted(engines: Engines, tmp_pat
 
 def test_a_deliberate_fault_is_noticed(engines: Engines, plain: Result) -> None:
     assert differing(engines(swift(), sabotage="skip_compaction"), plain) != []
+
+
+def test_padding_is_not_accepted_where_the_target_says_its_token(engines: Engines) -> None:
+    """Padding holds token 0, and asynchronous scheduling gives it rows; half of the requests say token 0 often."""
+    kinds: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 1.0})
+    bias: tuple[dict[str, Any], ...] = ({}, {"logit_bias": {"0": 9.0}})
+    asked = [
+        {"ids": request["ids"], "sampling": kind | say | {"seed": place, "max_tokens": 32, "ignore_eos": True}}
+        for place, request in enumerate(ROUND[:4])
+        for kind in kinds
+        for say in bias
+    ]
+    plain = engines({}, rounds=[asked])
+    saying = [place for place, output in enumerate(plain["outputs"]) if 0 in output["ids"]]
+    assert 4 <= len(saying) < len(asked)
+    assert differing(engines(swift(), rounds=[asked], keep_async=True), plain) == []
+    wrong = differing(engines(swift(), rounds=[asked], keep_async=True, sabotage="hang_padding_off_the_root"), plain)
+    assert wrong
+    assert set(wrong) <= set(saying)
