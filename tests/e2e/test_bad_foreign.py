@@ -14,6 +14,7 @@ from tests.e2e.test_bad_input import (
     assert_one_sentence,
     configure,
     copy_of_target,
+    edit_config,
     make_pipe,
     refusal,
     truncate,
@@ -35,6 +36,7 @@ KEYS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "none in common": (TLI | {"model": "STRANGE"}, ["shares no token with the target", "use 'slem'"]),
     "no tokenizer": (SLEM | {"model": "MUTE"}, ["tokenizer of", "cannot be loaded"]),
+    "a list of model types": (SLEM | {"model": "LISTED"}, ["config.json: model_type is ['x']"]),
 }
 LAUNCHES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "pipeline parallel": ({"pipeline_parallel_size": 2}, ["--pipeline-parallel-size", "stages"]),
@@ -49,6 +51,9 @@ def drafter(folder: Path, kind: str) -> str:
     if kind == "MUTE":
         for file in copy.glob("*token*"):
             file.unlink()
+        return str(copy)
+    if kind == "LISTED":
+        edit_config(model_type=["x"])(copy)
         return str(copy)
     tokenizer = json.loads((copy / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
@@ -75,7 +80,7 @@ def test_the_bundled_pairs_are_accepted(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", KEYS)
 def test_a_bad_key_or_drafter_is_refused(case: str, tmp_path: Path) -> None:
     given, fragments = KEYS[case]
-    if given.get("model") in ("WIDE", "STRANGE", "MUTE"):
+    if given.get("model") in ("WIDE", "STRANGE", "MUTE", "LISTED"):
         given = given | {"model": drafter(tmp_path, given["model"])}
     assert_one_sentence(refusal(given), fragments)
 

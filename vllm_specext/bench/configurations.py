@@ -11,6 +11,7 @@ from vllm_specext.demo.server import MODELS, TARGET
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import MAX_DRAFT_TOKENS, DrafterOptions, parse
 from vllm_specext.registry import METHODS
+from vllm_specext.speculative_config import check
 
 PLAIN = "plain"
 NGRAM: dict[str, Any] = {
@@ -99,7 +100,7 @@ def read(text: str) -> tuple[str, dict[str, Any]]:
     name, equals, rest = text.partition("=")
     try:
         config = json.loads(rest)
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if not (equals and name) or not isinstance(config, dict) or not isinstance(config.get("method"), str):
         raise ConfigurationError(
@@ -108,8 +109,7 @@ def read(text: str) -> tuple[str, dict[str, Any]]:
         )
     if set(name) & set("/\\"):
         raise ConfigurationError(f"--config names {name!r}, but a name also names files, so it has no slash.")
-    if config["method"] in METHODS:
-        parse(METHODS[config["method"]].options, config)
+    check(config)
     return name, config
 
 

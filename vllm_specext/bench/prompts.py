@@ -64,10 +64,10 @@ def rows(text: str, path: Path) -> list[Any]:
     try:
         found = json.loads(text)
         found = found if isinstance(found, list) else [found]
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             found = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigurationError(f"--prompts is {str(path)!r}, which is neither JSON nor JSON Lines.") from None
     if not found:
         raise ConfigurationError(f"--prompts is {str(path)!r}, which has no rows.")
@@ -93,7 +93,12 @@ class Rendering:
     def __init__(self, target: str) -> None:
         from transformers import AutoTokenizer
 
-        self.tokenizer = AutoTokenizer.from_pretrained(target)
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(target)
+        except Exception as error:  # the hub client and the loaders raise many kinds
+            raise ConfigurationError(
+                f"--target is {target!r}, whose tokenizer cannot be loaded ({type(error).__name__})."
+            ) from None
 
     def text(self, prompt: Prompt) -> str:
         if not (prompt.question and self.tokenizer.chat_template):

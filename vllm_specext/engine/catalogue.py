@@ -18,7 +18,8 @@ CATALOGUE: tuple[Patch, ...] = (
         "configuration",
         "vllm.engine.arg_utils.EngineArgs.create_speculative_config",
         "the list of speculative methods is a closed Literal",
-        "wrapped: our methods get a SpecExtConfig, unknown methods one sentence, all others vLLM's own function",
+        "wrapped: our methods get a SpecExtConfig, unknown methods and what is no JSON object a sentence, all others "
+        "vLLM's own function",
         "RFC vllm#36219 (proposer registry)",
         "vLLM lets plug-ins register speculative methods",
     ),

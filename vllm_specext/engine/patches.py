@@ -16,6 +16,7 @@ from vllm_specext.engine.guard import require_known_signatures, require_supporte
 from vllm_specext.engine.wrapping import when_loaded, wrap, wrap_property
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.registry import METHODS, load
+from vllm_specext.speculative_config import keys
 
 
 def install() -> None:
@@ -54,7 +55,7 @@ def _wrap_arguments(module: Any) -> None:
 
 def _create_speculative_config(original: Callable) -> Callable:
     def create_speculative_config(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
-        raw = {key.replace("-", "_"): value for key, value in (self.speculative_config or {}).items()}
+        raw = {} if self.speculative_config is None else keys(self.speculative_config)
         method = raw.get("method")
         if method in METHODS:
             from vllm_specext.engine.config import create

@@ -174,6 +174,8 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not valid JSON.") from error
     if not isinstance(config, dict):
         raise ConfigurationError(f"{path} does not hold a JSON object.")
+    if not isinstance(kind := config.get("model_type"), str | None):
+        raise ConfigurationError(f"{path}: model_type is {kind!r}; expected a text.")
     return config
 
 

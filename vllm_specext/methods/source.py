@@ -1,5 +1,6 @@
 """Where a drafter's files are: a folder, or a hub id that is fetched."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,15 +13,34 @@ LANGUAGE_MODEL = ("*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "
 """Of a model with a tokenizer of its own."""
 
 
-def drafter_directory(model: str, revision: str | None, files: Sequence[str] = HEAD) -> Path:
-    """The folder of the speculative-config key ``model``; ``ConfigurationError`` where it cannot be had."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") != 1:
+def check_place(model: str) -> Path:
+    """``model`` as a path. Refuse what is neither a folder nor could be a hub id; nothing is fetched."""
+    path = Path(os.path.expanduser(model))
+    if not os.path.isdir(path) and (is_path(model) or model.count("/") != 1):
         raise ConfigurationError(
             f"speculative-config key 'model' is {model!r}, which is neither a directory nor a hub id (owner/name)."
         )
+    return path
+
+
+def check_config(folder: Path) -> None:
+    """Refuse a ``config.json`` that vLLM would stumble over; a folder without one may have another format's."""
+    if os.path.isfile(folder / "config.json"):
+        from vllm_specext.methods.checkpoints import read_config  # which loads torch
+
+        read_config(folder)
+
+
+def is_path(model: str) -> bool:
+    """Whether ``model`` is spelled so that it can only be a path."""
+    return model.startswith(("/", "./", "../", "~"))
+
+
+def drafter_directory(model: str, revision: str | None, files: Sequence[str] = HEAD) -> Path:
+    """The folder of the speculative-config key ``model``; ``ConfigurationError`` where it cannot be had."""
+    path = check_place(model)
+    if os.path.isdir(path):
+        return path
     from huggingface_hub import snapshot_download
 
     try:

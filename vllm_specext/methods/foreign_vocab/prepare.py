@@ -10,7 +10,7 @@ from vllm_specext.methods.foreign_vocab.overlap import coverage
 from vllm_specext.methods.foreign_vocab.pairing import Pairing, read_pairing
 from vllm_specext.methods.foreign_vocab.small_vocabulary import hopeless
 from vllm_specext.methods.foreign_vocab.vocabulary import SAMPLES
-from vllm_specext.methods.source import LANGUAGE_MODEL, drafter_directory
+from vllm_specext.methods.source import LANGUAGE_MODEL, check_config, drafter_directory
 from vllm_specext.options import ForeignOptions
 from vllm_specext.refusals import Launch
 
@@ -24,6 +24,7 @@ def prepare(options: ForeignOptions, launch: Launch) -> tuple[dict[str, Any], di
     """Values for vLLM's own speculative keys; nothing of the drafter's configuration is overridden."""
     directory = drafter_directory(options.model, options.revision, LANGUAGE_MODEL)
     check_files(directory, LANGUAGE_MODEL)
+    check_config(directory)
     fields = options.model_dump(
         include={"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}, exclude_none=True
     )

@@ -1,0 +1,77 @@
+"""The value of ``--speculative-config``, checked as far as it can be without loading vLLM or weights."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.source import check_config, check_place
+from vllm_specext.options import parse
+from vllm_specext.registry import METHODS
+
+MAX_NESTING = 32
+"""Lists and objects within each other. No key takes more than a few, and what formats values counts on an end."""
+
+SHOWN = 60
+"""Characters of a value that is shown in an error."""
+
+
+def read(text: str) -> Any:
+    """``text`` as JSON."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise ConfigurationError(f"--speculative-config is {_short(text)}, which is not JSON: {error}.") from None
+
+
+def keys(value: Any) -> dict[str, Any]:
+    """``value`` as keys of ``--speculative-config``, with the underscores that vLLM also reads dashes as."""
+    if _nesting(value) > MAX_NESTING:
+        raise _too_deep()
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            f"--speculative-config is {_short(repr(value))}, but must be a JSON object, such as "
+            """{"method": "griffin", "model": "FOLDER"}."""
+        )
+    found = {key.replace("-", "_"): each for key, each in value.items()}
+    method = found.get("method")
+    if not isinstance(method, str | None):
+        raise ConfigurationError(
+            f"speculative-config key 'method' is {_short(repr(method))}, but must be a text, such as 'griffin'."
+        )
+    return found
+
+
+def check(value: Any) -> None:
+    """Refuse what is no configuration and, for our methods, wrong keys, a drafter that cannot be anywhere and one whose
+    ``config.json`` is damaged. vLLM's own methods are left to vLLM."""
+    found = keys(value)
+    method = found.get("method")
+    if method in METHODS:
+        parse(METHODS[method].options, found)
+        if found.get("model") is not None:
+            check_config(check_place(found["model"]))
+
+
+def _nesting(value: Any) -> int:
+    """Lists and objects around the innermost value, counted up to one more than are allowed."""
+    depth, level = 0, [value]
+    while depth <= MAX_NESTING:
+        inner = [each for each in level if isinstance(each, Mapping | list)]
+        if not inner:
+            break
+        depth += 1
+        level = [each for one in inner for each in (one.values() if isinstance(one, Mapping) else one)]
+    return depth
+
+
+def _too_deep() -> ConfigurationError:
+    return ConfigurationError(
+        f"--speculative-config has lists and objects nested more than {MAX_NESTING} deep, which no key takes."
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
