@@ -171,10 +171,3 @@ def test_bad_options_are_refused_in_one_sentence_before_anything_is_loaded(
     assert str(ended.value).startswith("error: ")
     assert said in str(ended.value)
     assert "\n" not in str(ended.value)
-
-
-def test_what_is_not_installed_is_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(command_line, "find_spec", lambda name: None if name == "matplotlib" else object())
-    monkeypatch.setattr(sys, "argv", ["vllm-specext", "bench", "sweep", "--output", str(tmp_path)])
-    with pytest.raises(SystemExit, match="bench needs matplotlib, which is not installed: pip install"):
-        main()

@@ -15,7 +15,7 @@ from vllm_specext.bench.configurations import Configuration, served
 from vllm_specext.bench.counters import speculation
 from vllm_specext.bench.engines import vllm_arguments
 from vllm_specext.bench.turns import Answer, Turn
-from vllm_specext.demo.server import Server
+from vllm_specext.demo.server import HOST, Server
 from vllm_specext.errors import ConfigurationError
 
 V2_IN_LOG = "Using V2 Model Runner"
@@ -27,7 +27,7 @@ class OwnServer(Server):
     def __init__(self, configuration: Configuration, target: str | None, arguments: Sequence[str], log: Path) -> None:
         super().__init__(log)
         self.command = [sys.executable, "-m", "vllm_specext", "serve", served(target)]
-        self.command += ["--host=127.0.0.1", f"--port={self.port}", *vllm_arguments(target, arguments)]
+        self.command += [f"--host={HOST}", f"--port={self.port}", *vllm_arguments(target, arguments)]
         if configuration.speculative is not None:
             self.command.append(f"--speculative-config={json.dumps(configuration.speculative)}")
 

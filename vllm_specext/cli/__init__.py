@@ -1,22 +1,27 @@
 """The ``vllm-specext`` command: one file per sub-command, nothing heavy imported before it is needed.
 
 A ``ConfigurationError`` from anywhere below is the user's to put right: it is printed as one sentence, exit status 1.
+So is the absence of a package that an extra brings.
 """
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from vllm_specext.cli import bench
 from vllm_specext.cli.demo import demo
 from vllm_specext.cli.doctor import doctor
+from vllm_specext.cli.extras import absent
 from vllm_specext.cli.methods import methods
 from vllm_specext.cli.pair import pair
 from vllm_specext.cli.serve import serve
 from vllm_specext.cli.swift import swift
 from vllm_specext.cli.version import show_version
 from vllm_specext.errors import ConfigurationError
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What all that typer says of arguments is; where its class is to be had depends on typer's version."""
 
 app = typer.Typer(
     name="vllm-specext",
@@ -52,6 +57,30 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     try:
-        app(prog_name=app.info.name)  # also where it was started as a module: completion is for a command
+        sys.exit(
+            app(
+                prog_name=app.info.name,  # also where it was started as a module: completion is for a command
+                standalone_mode=False,  # which would put a box around an error and break its sentence to fit
+            )
+        )
+    except UsageError as error:
+        sys.exit(refuse_usage(error))
+    except typer.Abort:
+        sys.exit("Aborted.")
     except ConfigurationError as error:
         sys.exit(f"error: {error}")
+    except ModuleNotFoundError as error:
+        if (known := absent(error)) is None:
+            raise
+        sys.exit(f"error: {known}")
+
+
+def refuse_usage(error: Any) -> int:
+    """Print what typer says of an argument, after the command's usage, in one line; returns the status to end with.
+
+    Where there is no message, it was the help that a command without arguments shows, which is printed already.
+    """
+    if message := error.format_message():
+        usage = "" if error.ctx is None else f"{error.ctx.get_usage()}\n"
+        print(f"{usage}error: {message.rstrip('.')}.", file=sys.stderr)
+    return int(error.exit_code)

@@ -3,13 +3,15 @@
 import signal
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from vllm_specext.cli.extras import require
+from vllm_specext.cli.launch import check_target
+from vllm_specext.cli.outputs import check_folder
 from vllm_specext.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,9 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Output = Annotated[
-    Path, typer.Option(file_okay=False, help="Folder for JSON, CSV, pictures and a summary.", show_default=False)
-]
+Output = Annotated[Path, typer.Option(help="Folder for JSON, CSV, pictures and a summary.", show_default=False)]
 Target = Annotated[str | None, typer.Option(help="The model to serve: a folder or a hub id; else the bundled one.")]
 Config = Annotated[
     list[str] | None,
@@ -77,7 +77,7 @@ def acceptance(
     arguments: Arguments = None,
 ) -> None:
     """Tokens per verification: per depth, per task, per method."""
-    work = workload(target, config, eagle, prompts, prompts_per_task, tokens, 1, quick, arguments)
+    work = workload(target, config, eagle, prompts, prompts_per_task, tokens, 1, quick, arguments, output)
     from vllm_specext.bench import offline, progress
 
     with progress.shown(console) as shown:
@@ -100,7 +100,7 @@ def throughput(
     arguments: Arguments = None,
 ) -> None:
     """Tokens per second of an offline engine, by requests at a time."""
-    work = workload(target, config, eagle, prompts, prompts_per_task, tokens, rounds, quick, arguments)
+    work = workload(target, config, eagle, prompts, prompts_per_task, tokens, rounds, quick, arguments, output)
     compare("throughput", work, concurrency or at_once(quick), [], output)
 
 
@@ -118,7 +118,7 @@ def latency(
     arguments: Arguments = None,
 ) -> None:
     """Time to the first token and per token of a server that is asked one request at a time."""
-    work = workload(target, config, eagle, prompts, prompts_per_task, tokens, rounds, quick, arguments)
+    work = workload(target, config, eagle, prompts, prompts_per_task, tokens, rounds, quick, arguments, output)
     from vllm_specext.bench import progress, serving
 
     end_servers_with_this()
@@ -147,7 +147,7 @@ def serve(
     if rates[0] <= 0:
         raise ConfigurationError(f"--request-rate is {rates[0]:g}, but must be above 0.")
     work = workload(
-        target, config, eagle, prompts, prompts_per_task, tokens, rounds or 1, quick, arguments, ("pandas",)
+        target, config, eagle, prompts, prompts_per_task, tokens, rounds or 1, quick, arguments, output, ("pandas",)
     )
     running = read_urls(url or [])
     if running and (config or eagle or arguments):
@@ -201,7 +201,7 @@ def sweep(
     arguments: Arguments = None,
 ) -> None:
     """Methods x requests at a time x sizes of draft trees."""
-    work = workload(target, config, eagle, prompts, prompts_per_task, tokens, rounds, quick, arguments)
+    work = workload(target, config, eagle, prompts, prompts_per_task, tokens, rounds, quick, arguments, output)
     sizes = nodes or ([8, 24] if target is None and not config else [])
     compare("sweep", work, concurrency or at_once(quick), sizes, output)
 
@@ -228,18 +228,19 @@ def workload(
     rounds: int | None,
     quick: bool,
     arguments: list[str] | None,
+    output: Path,
     needed: tuple[str, ...] = (),
 ) -> "Workload":
-    """What the options say, checked before anything is loaded."""
-    if missing := [name for name in ("matplotlib", "openai", *needed) if find_spec(name) is None]:
-        raise ConfigurationError(
-            f'bench needs {" and ".join(missing)}, which is not installed: pip install "vllm-specext[bench]".'
-        )
+    """What the options say, checked before anything is loaded; ``output`` is made."""
+    require("vllm", "torch", "transformers", "prometheus_client", "matplotlib", "openai", *needed)
+    for option, model in (("--target", target), ("--eagle", eagle)):
+        if model is not None:
+            check_target(option, model)
     from vllm_specext.bench.configurations import chosen
     from vllm_specext.bench.prompts import load
     from vllm_specext.bench.workload import Workload
 
-    return Workload(
+    work = Workload(
         target,
         chosen(target, config or [], eagle, quick),
         load(prompts or [], per_task or (3 if quick else 20)),
@@ -247,6 +248,8 @@ def workload(
         rounds or 3,
         arguments or [],
     )
+    check_folder("--output", output)
+    return work
 
 
 def finish(results: "Results", work: "Workload", output: Path) -> None:

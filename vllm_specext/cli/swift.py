@@ -8,6 +8,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from vllm_specext.cli.extras import require
+from vllm_specext.cli.outputs import check_file, refusal
 from vllm_specext.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,11 +29,15 @@ def swift(
 
     if not file.is_file():
         raise ConfigurationError(f"{file} is no file.")
+    if output is not None:
+        require("matplotlib")
+        check_file("--output", output)
     found = read_found(file)
+    if output is not None:
+        draw(output, found)
     rich.print(facts_table(found))
     rich.print(layers_table(found.skipped))
     if output is not None:
-        draw(output, found)
         rich.print(f"written to {escape(str(output))}")
 
 
@@ -63,11 +69,9 @@ def marked(layers: range, skipped: tuple[int, ...]) -> str:
 
 
 def draw(path: Path, found: "FoundSet") -> None:
-    try:
-        from vllm_specext.methods.swift.picture import save_picture
-    except ImportError:
-        raise ConfigurationError('--output needs matplotlib: pip install "vllm-specext[bench]".') from None
+    from vllm_specext.methods.swift.picture import save_picture
+
     try:
         save_picture(path, found.skipped, found.history)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--output is {str(path)!r}, which cannot be written: {error}.") from None
+        raise refusal("--output", path, error) from None

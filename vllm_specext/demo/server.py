@@ -61,6 +61,7 @@ SLEM: dict[str, Any] = {
 """Of a small drafter, which is hardly ever sure: drafts go on for longer than by default."""
 TLI: dict[str, Any] = {"method": "tli", "model": str(MODELS / "foreign_bpe"), "num_speculative_tokens": 4}
 SLRS: dict[str, Any] = {"method": "slrs", "model": str(MODELS / "foreign_bytes"), "num_speculative_tokens": 2}
+HOST = "127.0.0.1"
 START_TIMEOUT = 900.0
 """Seconds until a server that still loads is given up; one takes 20 to 60."""
 
@@ -95,9 +96,9 @@ class Server:
     ) -> None:
         self.log = log
         self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{HOST}:{self.port}"
         self.command = [sys.executable, "-m", "vllm_specext", "serve", str(target), "--served-model-name=bundled"]
-        self.command += ["--host=127.0.0.1", f"--port={self.port}", *ARGUMENTS, *platform_arguments(), *arguments]
+        self.command += [f"--host={HOST}", f"--port={self.port}", *ARGUMENTS, *platform_arguments(), *arguments]
         if speculative is not None:
             self.command.append(f"--speculative-config={json.dumps(speculative)}")
         self.process: subprocess.Popen[bytes] | None = None
@@ -176,5 +177,5 @@ def platform_arguments() -> Sequence[str]:
 
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

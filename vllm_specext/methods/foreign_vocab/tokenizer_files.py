@@ -28,6 +28,8 @@ def read_files(model: str, role: str) -> TokenizerFiles:
         tokenizer = _tokenizer(folder)
         config, generation = (_read(folder / name) for name in ("config.json", "generation_config.json"))
     except Exception as error:  # the hub client and the loaders raise many kinds; each means that it cannot be had
+        if isinstance(error, ModuleNotFoundError) and error.name == "transformers":
+            raise  # the command says which extra has it
         raise ConfigurationError(
             f"{role} is {model!r}, whose tokenizer cannot be loaded ({type(error).__name__}); it must be a folder "
             "with a tokenizer's files or a hub id (owner/name)."

@@ -1,0 +1,33 @@
+"""Packages that only some commands need, and the extra that brings each."""
+
+from importlib.util import find_spec
+
+from vllm_specext.errors import ConfigurationError
+
+ENGINE = 'pip install "vllm-specext[gpu]", or "vllm-specext[cpu]" where there is no GPU'
+BENCH = 'pip install "vllm-specext[bench]"'
+BROUGHT_BY = {
+    **dict.fromkeys(("vllm", "torch", "transformers", "tokenizers", "prometheus_client"), ENGINE),
+    **dict.fromkeys(("httpx", "matplotlib", "openai", "pandas", "psutil"), BENCH),
+}
+"""What to install, by module. The packages that vllm-specext itself depends on are not here."""
+
+
+def require(*modules: str) -> None:
+    """Refuse to go on without ``modules`` before any work is done; none of them is imported."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise _absent(module)
+
+
+def absent(error: ModuleNotFoundError) -> ConfigurationError | None:
+    """The sentence for an import that failed; ``None`` where no extra brings the module, which is a mistake of ours.
+
+    A part of a package that is there has a name with dots, and its absence is no missing extra; neither is that of a
+    package's metadata, which is an error of a class of its own.
+    """
+    return _absent(error.name) if type(error) is ModuleNotFoundError and error.name in BROUGHT_BY else None
+
+
+def _absent(module: str) -> ConfigurationError:
+    return ConfigurationError(f"the Python package {module} is not installed: {BROUGHT_BY[module]}.")

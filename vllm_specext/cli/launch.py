@@ -1,0 +1,63 @@
+"""What of the arguments of ``vllm serve`` can be told to be wrong before vLLM is loaded, which takes ten seconds.
+
+Whatever is not understood here is left to vLLM.
+"""
+
+import os
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from vllm_specext import speculative_config
+from vllm_specext.cli.ports import check_free, read_port
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.source import check_config, is_path
+
+SPECULATIVE = ("--speculative-config", "-sc")
+LISTENS_ELSEWHERE = ("--uds", "--headless", "--data-parallel")
+"""Beginnings of options with which ``--port`` may not be listened on."""
+
+
+def check(arguments: Sequence[str]) -> None:
+    """Refuse a target or drafter that is not there, a bad ``--speculative-config`` and a port that cannot be had."""
+    given = read_options(arguments)
+    for name in SPECULATIVE:
+        if given.get(name, "") not in ("", "None"):  # which vLLM reads as none
+            value = speculative_config.read(given[name])
+            if value is not None:
+                speculative_config.check(value)
+    if "--port" in given:
+        port = read_port(given["--port"])
+        if not any(argument.startswith(LISTENS_ELSEWHERE) for argument in arguments):
+            check_free(given.get("--host", ""), port)
+    if (target := target_of(arguments)) is not None:
+        check_target("the model to serve", target)
+
+
+def read_options(arguments: Sequence[str]) -> dict[str, str]:
+    """Options with the value after ``=`` or the next argument, with dashes for underscores; the last of several
+    counts. What follows an option without a value is not told from one, so ask only for those that have one."""
+    found = {}
+    for argument, following in zip_longest(arguments, arguments[1:]):
+        name, equals, value = argument.partition("=")
+        name = name.replace("_", "-")
+        if equals:
+            found[name] = value
+        elif following is not None:
+            found[name] = following
+    return found
+
+
+def target_of(arguments: Sequence[str]) -> str | None:
+    """The model, where it is told from other arguments without knowing vLLM's."""
+    if "--model" in (given := read_options(arguments)):
+        return given["--model"]
+    return arguments[0] if arguments and not arguments[0].startswith("-") else None
+
+
+def check_target(what: str, target: str) -> None:
+    """Refuse a path where nothing is, and a folder whose ``config.json`` is damaged; ``what`` names it in errors."""
+    path = Path(target)  # without its own exists(), which raises for a name that is too long
+    if is_path(target) and not os.path.exists(path):
+        raise ConfigurationError(f"{what} is {target!r}, which does not exist.")
+    check_config(path)

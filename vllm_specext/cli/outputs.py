@@ -1,0 +1,45 @@
+"""Places that a command writes to, tried before its work begins."""
+
+import os
+from pathlib import Path
+
+from vllm_specext.errors import ConfigurationError
+
+
+def check_folder(option: str, path: Path) -> None:
+    """Make the folder ``path`` and a file in it, which is removed again; ``option`` is what the user gave it as."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        trial = path / f".vllm-specext-{os.getpid()}"
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise refusal(option, path, error) from None
+
+
+def check_file(option: str, path: Path) -> None:
+    """Make the file ``path``, and remove it again; one that is there is left as it is."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        if path.is_file():
+            path.open("ab").close()
+        elif path.exists():  # a pipe or a device: opening it may wait, or end what reads from it
+            if not os.access(path, os.W_OK):
+                raise PermissionError(None, "Permission denied")
+        else:
+            path.open("xb").close()
+            path.unlink()
+    except OSError as error:
+        raise refusal(option, path, error) from None
+
+
+def refusal(option: str, path: Path, error: OSError | ValueError) -> ConfigurationError:
+    """The sentence for a place that could not be written to."""
+    if isinstance(error, FileExistsError):
+        why = "it is a file, and has to be a folder"
+    elif isinstance(error, FileNotFoundError) and not path.parent.is_dir():
+        why = f"there is no folder {str(path.parent)!r}"
+    else:
+        why = getattr(error, "strerror", None) or str(error)
+    return ConfigurationError(f"{option} is {str(path)!r}, which cannot be written: {why}.")
