@@ -1,0 +1,88 @@
+"""Whatever is wrong with a command line is said in one sentence, without a terminal, at 80 columns, within 15 s."""
+
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.bad_inputs import BAD_INPUTS, BadInput
+from vllm_specext.demo.server import ENVIRONMENT, HOST, MODELS, TARGET
+
+SECONDS = 15
+"""Of processor time: what a command takes on a machine that has nothing else to do. Nothing here waits."""
+
+ERROR = re.compile(r"(?:vllm serve: )?error: (.*)")
+
+HIDE = """
+import os
+from importlib.machinery import PathFinder
+
+hidden, find_spec = os.environ["HIDDEN"], PathFinder.find_spec
+PathFinder.find_spec = lambda name, *places: None if name == hidden else find_spec(name, *places)
+"""
+"""As ``sitecustomize``: the package is not there, for imports and for those that ask."""
+
+
+def run(case: BadInput, folder: Path, port: int) -> subprocess.CompletedProcess[str]:
+    own = {"TARGET": str(TARGET), "BUNDLED": str(MODELS), "PORT": str(port)}
+    arguments = [re.sub("|".join(own), lambda word: own[word[0]], argument) for argument in case.arguments]
+    environment = os.environ | ENVIRONMENT | {"COLUMNS": "80"}
+    if case.without is not None:
+        (folder / "hiding").mkdir()
+        (folder / "hiding" / "sitecustomize.py").write_text(HIDE)
+        path = os.pathsep.join(filter(None, (str(folder / "hiding"), os.environ.get("PYTHONPATH"))))
+        environment |= {"HIDDEN": case.without, "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, "-m", "vllm_specext", *arguments],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def processor_time() -> float:
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.fixture(scope="module")
+def taken() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.create_server((HOST, 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_there_are_forty_and_more() -> None:
+    assert len(BAD_INPUTS) >= 40
+    assert {case.arguments[0] for case in BAD_INPUTS.values()} >= {
+        *("serve", "demo", "bench", "pair", "swift", "methods", "doctor")
+    }
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_a_bad_input_is_one_sentence(name: str, tmp_path: Path, taken: int) -> None:
+    case = BAD_INPUTS[name]
+    case.prepare(tmp_path)
+    before = processor_time()
+    done = run(case, tmp_path, taken)
+    used = processor_time() - before
+    assert done.returncode != 0
+    assert "Traceback" not in done.stdout + done.stderr
+    *others, last = done.stderr.splitlines()
+    assert (sentence := ERROR.fullmatch(last)) is not None, done.stderr[-2000:]
+    assert not [line for line in (*done.stdout.splitlines(), *others) if ERROR.match(line)]
+    for word in case.names:
+        assert word.replace("PORT", str(taken)) in sentence[1]
+    assert last.endswith(".") or last.startswith("vllm serve: ")
+    assert used < SECONDS
