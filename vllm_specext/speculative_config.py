@@ -44,6 +44,25 @@ def keys(value: Any) -> dict[str, Any]:
     return found
 
 
+FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+"""vLLM's engine arguments that stand for a key each."""
+
+
+def with_flags(found: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
+    """The keys ``found`` and those that vLLM's engine ``arguments`` ``--spec-method``, ``--spec-model`` and
+    ``--spec-tokens`` stand for; ``ConfigurationError`` where both have one."""
+    given = {argument: getattr(arguments, argument) for argument in FLAGS}
+    given = {argument: value for argument, value in given.items() if value is not None}
+    for argument in given:
+        if FLAGS[argument] in found:
+            flag = f"--{argument.replace('_', '-')}"
+            raise ConfigurationError(
+                f"speculative-config key {FLAGS[argument]!r} is given twice, with {flag} {given[argument]!r} too; one "
+                "of the two is allowed."
+            )
+    return {**found, **{FLAGS[argument]: value for argument, value in given.items()}}
+
+
 def check(value: Any) -> None:
     """Refuse what is no configuration and, for our methods, wrong keys, a drafter that cannot be anywhere and one whose
     ``config.json`` is damaged. vLLM's own methods are left to vLLM."""

@@ -1,6 +1,7 @@
 """Whatever is wrong with a launch is said at start, in one sentence that names it; nobody has to read a traceback."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

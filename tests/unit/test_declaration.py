@@ -6,10 +6,11 @@ import pytest
 
 from vllm_specext.declaration import Keeps
 from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE, SLEM, SWIFT, TARGET
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.registry import METHODS
 
 
-def configuration(speculative: dict[str, Any]) -> Any:
+def configuration(speculative: dict[str, Any] | None, **flags: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     from vllm_specext.plugin import register
@@ -21,6 +22,7 @@ def configuration(speculative: dict[str, Any]) -> Any:
         max_model_len=512,
         kv_cache_memory_bytes=1 << 28,
         speculative_config=speculative,
+        **flags,
     )
     return arguments.create_engine_config()
 
@@ -61,3 +63,19 @@ def test_independent_ranks_keep_the_schedule_and_ranks_in_step_do_not(
     assert schedule
     config._maybe_disable_dynamic_sd_for_data_parallel()
     assert config.speculative_config.num_speculative_tokens_per_batch_size == (None if is_moe else schedule)
+
+
+def test_vllms_short_flags_stand_for_keys_of_our_methods_too() -> None:
+    flags = {"spec_method": "griffin", "spec_model": GRIFFIN_TREE["model"], "spec_tokens": 24}
+    config = configuration(None, **flags).speculative_config
+    assert (config.method, config.model, config.num_speculative_tokens) == tuple(flags.values())
+    dropped = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
+    rest = {key: value for key, value in GRIFFIN_TREE.items() if key not in dropped}
+    assert configuration(rest, spec_tokens=12).speculative_config.num_speculative_tokens == 12
+
+
+@pytest.mark.parametrize("flag", ["spec_method", "spec_model", "spec_tokens"])
+def test_a_key_that_is_given_twice_is_an_error(flag: str) -> None:
+    value = {"spec_method": "griffin", "spec_model": "x", "spec_tokens": 3}[flag]
+    with pytest.raises(ConfigurationError, match=f"is given twice, with --{flag.replace('_', '-')}"):
+        configuration(GRIFFIN_TREE, **{flag: value})

@@ -16,7 +16,7 @@ from vllm_specext.engine.guard import require_known_signatures, require_supporte
 from vllm_specext.engine.wrapping import when_loaded, wrap, wrap_property
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.registry import METHODS, load
-from vllm_specext.speculative_config import keys
+from vllm_specext.speculative_config import keys, with_flags
 
 
 def install() -> None:
@@ -56,11 +56,11 @@ def _wrap_arguments(module: Any) -> None:
 def _create_speculative_config(original: Callable) -> Callable:
     def create_speculative_config(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
         raw = {} if self.speculative_config is None else keys(self.speculative_config)
-        method = raw.get("method")
+        method = raw.get("method", self.spec_method)
         if method in METHODS:
             from vllm_specext.engine.config import create
 
-            config = create(self, raw, target_model_config, target_parallel_config)
+            config = create(self, with_flags(raw, self), target_model_config, target_parallel_config)
             wrap_front_end()
             return config
         if method is not None:
