@@ -3,11 +3,12 @@
     python tests/engine/runner.py SPEC.json OUT.json
 
 ``SPEC``: ``llm`` (keyword arguments of ``vllm.LLM``), ``rounds`` (lists of ``{"ids": [...], "sampling": {...}}``, with
-the folder of a LoRA adapter as ``"lora"`` where wanted, one ``generate`` call each), ``sessions`` (of streaming input,
-see ``sessions.py``), ``keep_async`` (leave asynchronous scheduling as vLLM decided it, which its CPU platform then
-switches off), ``sabotage`` (name of a deliberate fault in this file, for the negative controls), ``graphs`` (numbers of
-requests that the drafter's recorded graphs are for), ``record`` (file for the inputs and outputs of the drafter's
-forward passes) and ``ray`` (number of ranks that Ray runs on this machine's cores).
+the folder of a LoRA adapter as ``"lora"`` and what is to be embeddings as ``"embeds"``, see ``embeddings.py``, where
+wanted; one ``generate`` call each), ``sessions`` (of streaming input, see ``sessions.py``), ``keep_async`` (leave
+asynchronous scheduling as vLLM decided it, which its CPU platform then switches off), ``sabotage`` (name of a
+deliberate fault in this file, for the negative controls), ``graphs`` (numbers of requests that the drafter's recorded
+graphs are for), ``record`` (file for the inputs and outputs of the drafter's forward passes) and ``ray`` (number of
+ranks that Ray runs on this machine's cores).
 ``OUT``: token ids per request, logprobs where asked, counters, and the number of verifications by nodes.
 """
 
@@ -322,6 +323,8 @@ def main(spec_path: str, out_path: str) -> None:
         start_ray(spec["ray"], spec_path)
     from vllm import LLM
 
+    from tests.engine import sessions
+    from tests.engine.embeddings import prompt
     from vllm_specext.plugin import register
 
     register()  # also where no entry point announces the package
@@ -330,7 +333,7 @@ def main(spec_path: str, out_path: str) -> None:
         record_drafter(spec["llm"]["speculative_config"]["method"], spec["record"])
     outputs = []
     for requests in spec["rounds"]:
-        prompts = [{"prompt_token_ids": request["ids"]} for request in requests]
+        prompts = [prompt(request) for request in requests]
         params = [sampling_params(request["sampling"]) for request in requests]
         adapters = [adapter(request.get("lora")) for request in requests]
         for done in llm.generate(prompts, params, lora_request=adapters, use_tqdm=False):
@@ -343,10 +346,7 @@ def main(spec_path: str, out_path: str) -> None:
                     "reason": completion.finish_reason,
                 }
             )
-    if spec.get("sessions"):
-        from tests.engine.sessions import run
-
-        outputs += run(llm, spec["sessions"], sampling_params)
+    outputs += sessions.run(llm, spec.get("sessions", []), sampling_params)
     metrics = llm.get_metrics()
     counters = {m.name: m.value for m in metrics if m.name in COUNTERS}
     sizes = {m.labels["nodes"]: m.value for m in metrics if m.name == "vllm:specext_num_verifications"}

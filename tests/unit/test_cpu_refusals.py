@@ -15,7 +15,6 @@ def config(**changes: Any) -> SimpleNamespace:
         "model_config": {
             "enable_trace_replay": False,
             "return_sampling_mask": False,
-            "enable_prompt_embeds": False,
             "uses_mrope": False,
             "is_hybrid": False,
         },

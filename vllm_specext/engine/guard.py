@@ -48,6 +48,9 @@ SIGNATURES: dict[str, str] = {
     f"{_ENCODER_CACHE}:ECConnectorProm.observe": "self transfer_stats_data engine_idx",
     f"{_RUNNER}.spec_decode:init_speculator": "vllm_config device req_states",
     f"{_RUNNER}.model_states:resolve_model_state_cls": "vllm_config model",
+    f"{_RUNNER}.model_states.prompt_embeds:PromptEmbedsState.apply": (
+        "self input_batch num_computed_tokens inputs_embeds"
+    ),
     f"{_RUNNER}.model_states.interface:ModelState.custom_sampler": "self sampler",
     f"{_RUNNER}.model_states.interface:ModelState.add_request": "self req_index new_req_data",
     f"{_RUNNER}.model_states.interface:ModelState.initialize_kv_cache": "self kv_cache_config block_tables",

@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_specext.engine.attention import wrap_target_layers
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
-from vllm_specext.engine.requests import Drafting, drafting_of, has_custom_processors
+from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors
 from vllm_specext.engine.scoring import DrawnDraftVerifier, ScoringVerifier
 from vllm_specext.engine.trees import TreeStates
 from vllm_specext.engine.verification import TargetOnlyVerifier, TreeVerifier
@@ -42,7 +42,8 @@ def _noting_kinds(base: Any) -> Any:
 
         def add_request(self, req_index: int, new_req_data: Any) -> None:
             super().add_request(req_index, new_req_data)
-            self.kinds[req_index] = drafting_of(new_req_data.sampling_params, self._custom_processors)
+            options = self.vllm_config.speculative_config.options
+            self.kinds[req_index] = drafting_for(new_req_data, options, self._custom_processors)
 
     return NotingModelState
 
@@ -91,7 +92,8 @@ def _for_trees(base: Any) -> type[ModelState]:
 
         def add_request(self, req_index: int, new_req_data: Any) -> None:
             super().add_request(req_index, new_req_data)
-            self.trees.kinds[req_index] = drafting_of(new_req_data.sampling_params, self._custom_processors)
+            options = self.vllm_config.speculative_config.options
+            self.trees.kinds[req_index] = drafting_for(new_req_data, options, self._custom_processors)
 
         def preprocess_state(self, input_batch: InputBatch, *args: Any) -> None:
             super().preprocess_state(input_batch, *args)

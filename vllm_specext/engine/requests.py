@@ -1,7 +1,6 @@
 """What a request may be drafted: a tree, a chain, or nothing.
 
-The scheduler and the workers decide by the same rule from the request's sampling parameters, so they need not tell each
-other.
+The scheduler and the workers decide by the same rule from the request, so they need not tell each other.
 
 Rows of a tree are right wherever the sampler looks at one row at a time: temperature, top-k, top-p, min-p, logit bias,
 allowed tokens, minimum length (by position), seeds, logprobs. Penalties, bad words, grammars, thinking budgets and
@@ -15,6 +14,8 @@ from typing import Any
 import vllm.envs as envs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
+
+from vllm_specext.options import MethodOptions
 
 SWITCH = "speculation"
 """Key of ``SamplingParams.extra_args`` (``vllm_xargs`` of the OpenAI API), false for a request without drafts."""
@@ -45,6 +46,14 @@ def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Draft
         or params.thinking_token_budget is not None
     )
     return Drafting.CHAIN if needs_chain else Drafting.TREE
+
+
+def drafting_for(request: Any, options: MethodOptions, custom_processors: bool) -> Drafting:
+    """The most that ``request``, vLLM's ``Request`` or ``NewRequestData``, may be drafted by the method with
+    ``options``: nothing where that reads the text and the prompt has none."""
+    if options.reads_text and request.prompt_embeds is not None:
+        return Drafting.OFF
+    return drafting_of(request.sampling_params, custom_processors)
 
 
 def has_custom_processors(model_config: Any) -> bool:

@@ -14,6 +14,7 @@ from vllm_specext.engine.cpu.unsupported import KERNELS_WITHOUT_BODY, raising_bo
 BEHIND_REPLACEMENTS = {
     "block_table._compute_slot_mappings_kernel",
     "block_table._gather_block_tables_kernel",
+    "model_states.prompt_embeds._apply_prompt_embeds_kernel",
     "spec_decode.rejection_sampler_utils._compute_cumulative_log_p_kernel",
     "spec_decode.rejection_sampler_utils._compute_local_logits_stats_kernel",
     "spec_decode.rejection_sampler_utils._compute_local_residual_mass_kernel",

@@ -7,13 +7,23 @@ import case_drafting
 import case_inputs
 import case_logits
 import case_logprobs
+import case_prompt_embeds
 import case_rejection
 import case_sampling
 import compare
 import numpy as np
 import pytest
 
-from vllm_specext.engine.cpu import drafting, inputs, logits_processing, logprobs, noise, rejection, sampling
+from vllm_specext.engine.cpu import (
+    drafting,
+    inputs,
+    logits_processing,
+    logprobs,
+    noise,
+    prompt_embeds,
+    rejection,
+    sampling,
+)
 
 
 def keeps_rejected_tokens(*args: Any, num_warps: int = 1) -> None:
@@ -45,6 +55,11 @@ def verifies_with_the_next_position(*args: Any, **options: Any) -> Any:
     return rejection.rejection_sample(*args[:4], args[4] + 1, *args[5:], **options)
 
 
+def embeds_tokens_of_the_prompt_too(self: Any, *args: Any) -> None:
+    self.gpu_tensors = {request: (embeds, None) for request, (embeds, _) in self.gpu_tensors.items()}
+    prompt_embeds.apply(self, *args)
+
+
 @pytest.mark.parametrize(
     ("case", "kernel", "wrong"),
     [
@@ -63,6 +78,11 @@ def verifies_with_the_next_position(*args: Any, **options: Any) -> Any:
             case_sampling.test_drafted_tokens_and_their_logits_are_kept,
             "_gumbel_sample_kernel",
             draws_drafts_like_verifications,
+        ),
+        (
+            case_prompt_embeds.test_given_embeddings_reach_their_rows,
+            "PromptEmbedsState.apply",
+            embeds_tokens_of_the_prompt_too,
         ),
         (case_logits.test_penalties, "_penalties_kernel", ignores_presence),
         (case_logprobs.test_reported_tokens_and_ranks, "_ranks_kernel", counts_better_tokens_only),

@@ -77,14 +77,16 @@ def replacements() -> dict[tuple[Any, str], Callable[..., Any]]:
     """
     from vllm.v1.worker.gpu.block_table import BlockTables
     from vllm.v1.worker.gpu.buffer_utils import FusedStagedWriter
+    from vllm.v1.worker.gpu.model_states.prompt_embeds import PromptEmbedsState
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler, rejection_sampler_utils
 
-    from vllm_specext.engine.cpu import block_tables, buffers, rejection
+    from vllm_specext.engine.cpu import block_tables, buffers, prompt_embeds, rejection
 
     return {
         (BlockTables, "gather_block_tables"): block_tables.gather_block_tables,
         (BlockTables, "compute_slot_mappings"): block_tables.compute_slot_mappings,
         (FusedStagedWriter, "apply"): buffers.apply_fused,
+        (PromptEmbedsState, "apply"): prompt_embeds.apply,
         (rejection_sampler, "rejection_sample"): rejection.rejection_sample,
         (rejection_sampler_utils, "rejection_sample"): rejection.rejection_sample,
     }

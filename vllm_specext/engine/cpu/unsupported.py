@@ -19,7 +19,6 @@ _GPU = "vllm.v1.worker.gpu"
 KERNELS_WITHOUT_BODY: dict[str, str] = {
     f"{_GPU}.cp_utils._dcp_local_seq_lens_kernel": "decode context parallelism",
     f"{_GPU}.mm.rope._prepare_rope_positions_kernel": "multimodal rotary positions",
-    f"{_GPU}.model_states.prompt_embeds._apply_prompt_embeds_kernel": "prompt embeddings",
     f"{_GPU}.sample.batch_shard._build_shard_plan_kernel": "batch-sharded sampling",
     f"{_GPU}.sample.output._compact_sampling_mask_kernel": "returning the sampling mask",
     f"{_GPU}.sample.trace_replay._trace_replay_kernel": "trace replay",
@@ -58,7 +57,6 @@ def refuse_unsupported(vllm_config: Any) -> None:
         "watermark_config": (getattr(vllm_config, "watermark_config", None), None),
         "enable_trace_replay": (model.enable_trace_replay, False),
         "return_sampling_mask": (model.return_sampling_mask, False),
-        "enable_prompt_embeds": (model.enable_prompt_embeds, False),
         "prefill_context_parallel_size": (parallel.prefill_context_parallel_size, 1),
         "decode_context_parallel_size": (parallel.decode_context_parallel_size, 1),
         "enable_batch_sharded_sampling": (bool(parallel.enable_batch_sharded_sampling), False),

@@ -1,0 +1,79 @@
+"""Prompts of embeddings, and of tokens and embeddings, get the tokens of plain decoding in the same batches as prompts
+of tokens. Methods that read the text draft nothing for them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import AGAIN, CHAIN, ROOMY, ROUND, TIGHT_FOR_TREES, Result, moa, tree
+from tests.engine.embeddings import ALL, OWN, SOME
+from tests.engine.test_foreign import foreign
+from tests.engine.test_lossless import differing
+from tests.engine.test_swift import swift
+from tests.engine.workload import FOREIGN_BPE, GREEDY
+
+Engines = Callable[..., Result]
+EMBEDS = {"enable_prompt_embeds": True}
+
+
+def mixed(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A third of the prompts each."""
+    kinds = ({}, {"embeds": ALL}, {"embeds": SOME})
+    return [request | kinds[index % 3] for index, request in enumerate(requests)]
+
+
+ROUNDS = [mixed(ROUND), mixed(AGAIN)]
+
+
+def run(engines: Engines, llm: dict[str, Any], **switches: Any) -> Result:
+    return engines(EMBEDS | llm, rounds=ROUNDS, **switches)
+
+
+@pytest.fixture(scope="module")
+def plain(engines: Engines) -> Result:
+    return run(engines, {})
+
+
+@pytest.mark.parametrize(
+    ("llm", "asynchronous", "least"),
+    [
+        (tree(24, 4), True, 300),
+        (tree(24, 4) | TIGHT_FOR_TREES, False, 300),
+        pytest.param({"speculative_config": CHAIN}, False, 100, marks=pytest.mark.extended),
+        (moa(24, 4), True, 300),
+        (swift(), False, 100),
+    ],
+    ids=["griffin", "griffin-tight", "griffin-chain", "moa", "swift"],
+)
+def test_prompts_of_embeddings_have_the_tokens_of_plain_decoding(
+    engines: Engines, plain: Result, llm: dict[str, Any], asynchronous: bool, least: int
+) -> None:
+    result = run(engines, llm, keep_async=asynchronous)
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > least
+    assert result["counters"]["vllm:prefix_cache_hits"] > 0
+    assert (result["counters"]["vllm:num_preemptions"] > 0) == ("max_num_batched_tokens" in llm)
+
+
+def test_where_the_text_is_read_nothing_is_drafted_for_embeddings(engines: Engines, plain: Result) -> None:
+    slem = foreign("slem", FOREIGN_BPE)
+    result = run(engines, slem)
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
+    # Where one token of a prompt is left to compute, vLLM pads the step with a draft that is none, and counts it.
+    short = [request | {"ids": request["ids"][: ROOMY["block_size"]]} for request in ROUNDS[0] if "embeds" in request]
+    embedded = [request for request in short if len(request["ids"]) > 1]
+    assert engines(EMBEDS | slem, rounds=[embedded], keep_async=True)["counters"]["vllm:spec_decode_num_drafts"] == 0
+
+
+def test_the_embeddings_are_what_is_read(engines: Engines, plain: Result) -> None:
+    """Otherwise the tests above would compare prompts of placeholders."""
+    of_tokens = engines(EMBEDS, rounds=[ROUND, AGAIN])
+    changed = differing(of_tokens, plain)
+    assert len(changed) > 20
+    assert all("embeds" in (ROUNDS[0] + ROUNDS[1])[index] for index in changed)
+    greedy = [{"ids": one["ids"], "sampling": GREEDY | {"max_tokens": 16, "ignore_eos": True}} for one in ROUND[:12]]
+    own = [request | {"embeds": OWN} for request in greedy]
+    results = engines(EMBEDS, rounds=[greedy, own])["outputs"]
+    assert [one["ids"] for one in results[:12]] == [one["ids"] for one in results[12:]]

@@ -1,0 +1,28 @@
+"""Replacement for ``PromptEmbedsState.apply`` (``model_states/prompt_embeds.py``), whose kernel reads the requests'
+embeddings through a table of raw pointers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def apply(self: Any, input_batch: Any, num_computed_tokens: torch.Tensor, inputs_embeds: torch.Tensor) -> None:
+    """Write the embeddings that were given as prompts over their rows of `inputs_embeds` `[T, H]`.
+
+    `num_computed_tokens` `[M]` says by request slot how much of a prompt was computed before. Rows of a prompt that are
+    tokens stay as they are.
+    """
+    for place, request in enumerate(input_batch.req_ids):
+        if request not in self.gpu_tensors:
+            continue
+        embeds, is_token = self.gpu_tensors[request]
+        begin, end = input_batch.query_start_loc[place : place + 2].tolist()
+        rows = slice(int(num_computed_tokens[input_batch.idx_mapping[place]]), None)
+        given = embeds[rows][: end - begin]
+        target = inputs_embeds[begin : begin + len(given)]
+        if is_token is None:
+            target.copy_(given)
+        else:
+            target.copy_(torch.where(is_token[rows, None][: end - begin] != 0, target, given))
