@@ -43,11 +43,6 @@ class MethodOptions(BaseModel):
         return False
 
     @property
-    def reads_text(self) -> bool:
-        """Whether drafts are made from a request's text, which a prompt that is given as embeddings has not."""
-        return False
-
-    @property
     def tree(self) -> TreeShape | None:
         """The largest draft tree, ``None`` where the draft is a chain."""
         return None
@@ -161,10 +156,6 @@ class ForeignOptions(MethodOptions):
     def lookbehind(self) -> int:
         """Tokens of the text so far that are encoded again together with new ones."""
         return LOOKBEHIND
-
-    @property
-    def reads_text(self) -> bool:
-        return True
 
     @property
     def lookahead(self) -> int:

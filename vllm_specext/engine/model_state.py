@@ -42,8 +42,8 @@ def _noting_kinds(base: Any) -> Any:
 
         def add_request(self, req_index: int, new_req_data: Any) -> None:
             super().add_request(req_index, new_req_data)
-            options = self.vllm_config.speculative_config.options
-            self.kinds[req_index] = drafting_for(new_req_data, options, self._custom_processors)
+            reads = self.vllm_config.speculative_config.declared.reads
+            self.kinds[req_index] = drafting_for(new_req_data, reads, self._custom_processors)
 
     return NotingModelState
 
@@ -92,8 +92,8 @@ def _for_trees(base: Any) -> type[ModelState]:
 
         def add_request(self, req_index: int, new_req_data: Any) -> None:
             super().add_request(req_index, new_req_data)
-            options = self.vllm_config.speculative_config.options
-            self.trees.kinds[req_index] = drafting_for(new_req_data, options, self._custom_processors)
+            reads = self.vllm_config.speculative_config.declared.reads
+            self.trees.kinds[req_index] = drafting_for(new_req_data, reads, self._custom_processors)
 
         def preprocess_state(self, input_batch: InputBatch, *args: Any) -> None:
             super().preprocess_state(input_batch, *args)

@@ -15,7 +15,7 @@ import vllm.envs as envs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_specext.options import MethodOptions
+from vllm_specext.declaration import Reads
 
 SWITCH = "speculation"
 """Key of ``SamplingParams.extra_args`` (``vllm_xargs`` of the OpenAI API), false for a request without drafts."""
@@ -48,10 +48,10 @@ def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Draft
     return Drafting.CHAIN if needs_chain else Drafting.TREE
 
 
-def drafting_for(request: Any, options: MethodOptions, custom_processors: bool) -> Drafting:
-    """The most that ``request``, vLLM's ``Request`` or ``NewRequestData``, may be drafted by the method with
-    ``options``: nothing where that reads the text and the prompt has none."""
-    if options.reads_text and request.prompt_embeds is not None:
+def drafting_for(request: Any, reads: Reads, custom_processors: bool) -> Drafting:
+    """The most that ``request``, vLLM's ``Request`` or ``NewRequestData``, may be drafted by a method that ``reads``
+    this: nothing where it reads the text, which a prompt of embeddings has not."""
+    if reads is Reads.TEXT and request.prompt_embeds is not None:
         return Drafting.OFF
     return drafting_of(request.sampling_params, custom_processors)
 

@@ -33,7 +33,7 @@ def with_draft_limits(base: type[Scheduler]) -> type[Scheduler]:
 
         def __init__(self, vllm_config: Any, **others: Any) -> None:
             super().__init__(vllm_config=vllm_config, **others)
-            self._options = vllm_config.speculative_config.options
+            self._reads = vllm_config.speculative_config.declared.reads
             self._tree = vllm_config.speculative_config.tree
             self._custom_processors = has_custom_processors(vllm_config.model_config)
             # Most drafted tokens of each request that has a limit of its own.
@@ -45,7 +45,7 @@ def with_draft_limits(base: type[Scheduler]) -> type[Scheduler]:
             self._switch: DraftSwitch | None = None
             # Where several engines work in step, none of them decides alone.
             alone = vllm_config.parallel_config.data_parallel_size == 1
-            if alone and self._options.switches_off:
+            if alone and vllm_config.speculative_config.options.switches_off:
                 assert self.dynamic_sd_lookup is not None
                 self._switch = DraftSwitch(self.dynamic_sd_lookup)
 
@@ -72,7 +72,7 @@ def with_draft_limits(base: type[Scheduler]) -> type[Scheduler]:
             self._draft_limits.pop(request.request_id, None)
 
         def _note_draft_limit(self, request: Request) -> None:
-            drafting = drafting_for(request, self._options, self._custom_processors)
+            drafting = drafting_for(request, self._reads, self._custom_processors)
             if drafting is Drafting.OFF:
                 self._draft_limits[request.request_id] = 0
             elif drafting is Drafting.CHAIN and self._tree is not None:
