@@ -5,25 +5,14 @@ from typing import Any
 
 import pytest
 
+from tests.unit.test_declaration import configuration
 from vllm_specext.declaration import Keeps
-from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SLRS, SWIFT, TARGET
+from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SLRS, SWIFT
 from vllm_specext.engine.report import configured, graphs, log_start, memory_line
 
 
 def lines(speculative: dict[str, Any]) -> dict[str, str]:
-    from vllm.engine.arg_utils import EngineArgs
-
-    from vllm_specext.plugin import register
-
-    register()
-    arguments = EngineArgs(
-        model=str(TARGET),
-        dtype="float32",
-        max_model_len=512,
-        kv_cache_memory_bytes=1 << 28,
-        speculative_config=speculative,
-    )
-    return dict(configured(arguments.create_engine_config()))
+    return dict(configured(configuration(speculative)))
 
 
 def test_a_tree_is_told_with_its_schedule_and_its_drafter() -> None:

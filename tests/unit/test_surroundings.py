@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from vllm_specext.cli import app
 from vllm_specext.cli import surroundings as module
 from vllm_specext.cli.doctor import exists, installation_problems
-from vllm_specext.cli.surroundings import HIDDEN, environment, plugins, processor
+from vllm_specext.cli.surroundings import EMPTY, HIDDEN, environment, plugins, processor
 
 
 def test_secrets_are_said_to_be_set_and_no_more() -> None:
@@ -28,6 +28,10 @@ def test_secrets_are_said_to_be_set_and_no_more() -> None:
         "VLLM_API_KEY": HIDDEN,
         "VLLM_HOST_IP": "10.0.0.1",
     }
+
+
+def test_a_variable_that_is_set_to_nothing_is_said_to_be() -> None:
+    assert environment({"CUDA_VISIBLE_DEVICES": ""}) == {"CUDA_VISIBLE_DEVICES": EMPTY}
 
 
 def test_the_doctors_report_has_the_environment_without_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,12 @@ from vllm_specext.cli.swift import swift
 from vllm_specext.cli.version import show_version
 from vllm_specext.errors import ConfigurationError
 
+PROGRAM = "vllm-specext"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What all that typer says of arguments is; where its class is to be had depends on typer's version."""
 
 app = typer.Typer(
-    name="vllm-specext",
+    name=PROGRAM,
     help="Speculative-decoding methods for vLLM: faster answers, the same tokens.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -59,7 +60,7 @@ def main() -> None:
     try:
         sys.exit(
             app(
-                prog_name=app.info.name,  # also where it was started as a module: completion is for a command
+                prog_name=PROGRAM,  # also where it was started as a module: completion is for a command
                 standalone_mode=False,  # which would put a box around an error and break its sentence to fit
             )
         )

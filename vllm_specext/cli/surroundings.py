@@ -15,6 +15,7 @@ NAMES = ("LD_PRELOAD", "TRANSFORMERS_OFFLINE")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|HEADERS", re.IGNORECASE)
 IN_AN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")
 HIDDEN = "(set, not shown)"
+EMPTY = "(set, empty)"
 
 
 def machine() -> dict[str, str]:
@@ -45,7 +46,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
 def shown(name: str, value: str) -> str:
     if SECRET.search(name):
         return HIDDEN
-    return IN_AN_ADDRESS.sub("(not shown)@", value)
+    return IN_AN_ADDRESS.sub("(not shown)@", value) or EMPTY
 
 
 def plugins() -> dict[str, str]:

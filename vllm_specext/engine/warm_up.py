@@ -4,7 +4,7 @@ vLLM warms up with requests that are drafted chains, so that neither tree attent
 are captured for some sizes only. Here every variant that serving can ask for is launched once, on no rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,25 +46,23 @@ def compile_attention(
     max_model_len: int,
     dtype: torch.dtype,
 ) -> None:
-    """Attend to nothing with one of each kind of the target's ``layers``, given by cache group with its block
+    """Attend to nothing with the first of each kind of the target's layers, given by cache ``groups`` with their block
     ``tables`` ``[requests, blocks]``. ``most``: drafted tokens of a request while at least so many verify."""
-    seen = set()
     for layers, table in zip(groups, tables, strict=True):
-        for layer in layers:
-            impl = layer.impl
-            kind = (
-                layer.num_heads,
-                layer.kv_cache.shape[1:],
-                layer.kv_cache.stride(),
-                getattr(impl, "sliding_window", 0),
-            )
+        for layer in {kind(layer): layer for layer in layers[::-1]}.values():
             query = torch.zeros(1, layer.num_heads, layer.head_size, dtype=dtype, device=trees.device)
             keys, _ = pages(layer.kv_cache)
+            compiled = set()
             for rows in shapes(trees, table, most, max_model_len):
-                key = kind, variant(query, keys, rows)
-                if key not in seen:
-                    seen.add(key)
-                    impl.forward(layer, query, None, None, layer.kv_cache, rows, output=torch.empty_like(query))
+                if (found := variant(query, keys, rows)) not in compiled:
+                    compiled.add(found)
+                    layer.impl.forward(layer, query, None, None, layer.kv_cache, rows, output=torch.empty_like(query))
+
+
+def kind(layer: Any) -> Hashable:
+    """Layers of the same kind share what is compiled."""
+    cache = layer.kv_cache
+    return layer.num_heads, cache.shape[1:], cache.stride(), getattr(layer.impl, "sliding_window", None)
 
 
 def shapes(trees: TreeStates, table: Tensor, most: Sequence[int], max_model_len: int) -> Iterator[TreeRows]:
