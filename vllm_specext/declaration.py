@@ -14,6 +14,7 @@ class Reads(Enum):
 
     NOTHING = "nothing"
     HIDDEN_STATES = "the target's last hidden states"
+    AUXILIARY_STATES = "hidden states that several of the target's layers leave"
     KEYS_AND_VALUES = "the target's keys and values"
     LAYERS = "the target's layers, which draft themselves"
     TEXT = "the text"

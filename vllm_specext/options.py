@@ -80,15 +80,37 @@ SWIFT_LEVELS = 25
 SWIFT_CANDIDATES = 10
 """Most candidates of a level, as published."""
 
+BLOCK_DROP = "keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
+
 NUM_DRAFTED = "most drafted tokens verified at once; the chain's length when tree_top_k is 1"
 
 
 class GriffinOptions(DrafterOptions):
     method: Literal["griffin"] = "griffin"
     num_speculative_tokens: int = Field(59, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
-    disable_eagle_block_drop: bool = Field(
-        False, description="keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
-    )
+    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
+
+
+class StockDrafterOptions(DrafterOptions):
+    """Of methods whose drafters vLLM has classes and loaders for, and drafts chains with."""
+
+    stock_method: ClassVar[str]
+    """vLLM's own name of the method."""
+
+    num_speculative_tokens: int = Field(59, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
+    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
+
+
+class Eagle3TreeOptions(StockDrafterOptions):
+    stock_method = "eagle3"
+
+    method: Literal["eagle3-tree"] = "eagle3-tree"
+
+
+class EagleTreeOptions(StockDrafterOptions):
+    stock_method = "eagle"
+
+    method: Literal["eagle-tree"] = "eagle-tree"
 
 
 class MoAOptions(DrafterOptions):

@@ -63,7 +63,12 @@ def _adapts_lm_head(modules: list[str] | None) -> bool:
 
 
 def _for_readers_of_the_target(reason: str) -> dict[Reads, str]:
-    return dict.fromkeys((Reads.HIDDEN_STATES, Reads.KEYS_AND_VALUES, Reads.LAYERS), reason)
+    readers = (Reads.HIDDEN_STATES, Reads.AUXILIARY_STATES, Reads.KEYS_AND_VALUES, Reads.LAYERS)
+    return dict.fromkeys(readers, reason)
+
+
+def _for_readers_of_hidden_states(reason: str) -> dict[Reads, str]:
+    return dict.fromkeys((Reads.HIDDEN_STATES, Reads.AUXILIARY_STATES), reason)
 
 
 def _for_readers_of_the_cache(reason: str) -> dict[Reads, str]:
@@ -233,7 +238,7 @@ FEATURES: tuple[Feature, ...] = (
         "--kv-cache-dtype other than auto, bfloat16 or float16",
         lambda launch: launch.kv_cache_dtype not in ("auto", "bfloat16", "float16"),
         reasons={
-            Reads.HIDDEN_STATES: "draft trees over a quantised cache have not been run on the engine yet",
+            **_for_readers_of_hidden_states("draft trees over a quantised cache have not been run on the engine yet"),
             **_for_readers_of_the_cache(
                 "the drafter reads the target's keys and values as they lie in the cache, and not quantised ones"
             ),

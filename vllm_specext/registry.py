@@ -10,6 +10,8 @@ from typing import Any
 
 from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.options import (
+    Eagle3TreeOptions,
+    EagleTreeOptions,
     GriffinOptions,
     MethodOptions,
     MoAOptions,
@@ -45,6 +47,8 @@ class Method:
 
 
 COMMON = frozenset({"tensor_parallel", "data_parallel", "multimodal", "prompt_embeds"})
+OVER_HIDDEN_STATES = COMMON | {"skip_tokenizer_init", "lora", "ec_connector", "sliding_window"}
+OVER_HIDDEN_STATES_AS_CHAINS = frozenset({"data_parallel_moe", "mrope", "quantised_cache"})
 ANY_LANGUAGE_MODEL = Declaration(
     reads=Reads.TEXT,
     keeps=Keeps.APART,
@@ -63,14 +67,44 @@ METHODS: dict[str, Method] = {
             declares=Declaration(
                 reads=Reads.HIDDEN_STATES,
                 keeps=Keeps.BESIDE_THE_TARGETS,
-                bears=COMMON | {"skip_tokenizer_init", "lora", "ec_connector", "sliding_window"},
-                chains_bear=frozenset({"data_parallel_moe", "mrope", "quantised_cache"}),
+                bears=OVER_HIDDEN_STATES,
+                chains_bear=OVER_HIDDEN_STATES_AS_CHAINS,
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.griffin.prepare:prepare",
             speculator="vllm_specext.methods.griffin.speculator:GriffinSpeculator",
             architecture="GriffinForCausalLM",
             serving_model="vllm_specext.methods.griffin.serving:GriffinForCausalLM",
+        ),
+        Method(
+            name="eagle3-tree",
+            summary="trees of vLLM's EAGLE-3 drafters, over hidden states of the target's layers (NeurIPS 2025)",
+            options=Eagle3TreeOptions,
+            declares=Declaration(
+                reads=Reads.AUXILIARY_STATES,
+                keeps=Keeps.BESIDE_THE_TARGETS,
+                bears=OVER_HIDDEN_STATES,
+                chains_bear=OVER_HIDDEN_STATES_AS_CHAINS,
+                last_block_stale=True,
+            ),
+            preparation="vllm_specext.methods.eagle.prepare:prepare",
+            check="vllm_specext.methods.eagle.prepare:check",
+            speculator="vllm_specext.methods.eagle.speculator:Eagle3TreeSpeculator",
+        ),
+        Method(
+            name="eagle-tree",
+            summary="trees of vLLM's EAGLE-1 and EAGLE-2 drafters, over the target's last hidden states (ICML 2024)",
+            options=EagleTreeOptions,
+            declares=Declaration(
+                reads=Reads.HIDDEN_STATES,
+                keeps=Keeps.BESIDE_THE_TARGETS,
+                bears=OVER_HIDDEN_STATES,
+                chains_bear=OVER_HIDDEN_STATES_AS_CHAINS,
+                last_block_stale=True,
+            ),
+            preparation="vllm_specext.methods.eagle.prepare:prepare",
+            check="vllm_specext.methods.eagle.prepare:check",
+            speculator="vllm_specext.methods.eagle.speculator:EagleTreeSpeculator",
         ),
         Method(
             name="moa",

@@ -63,7 +63,7 @@ DEEP = 90_000 * "["
 GONE = '{"method": "griffin", "model": "./gone"}'
 
 SERVE: dict[str, BadInput] = {
-    "a misspelt method": griffin("'method' is 'grifin'", "griffin, moa", method="grifin"),
+    "a misspelt method": griffin("'method' is 'grifin'", "griffin, eagle3-tree, eagle-tree, moa", method="grifin"),
     "a list of methods": griffin("'method' is ['griffin']", method=["griffin"]),
     "an empty list": launch("[]", "--speculative-config is []", "JSON object"),
     "a text": launch('"x"', "--speculative-config is 'x'", "JSON object"),

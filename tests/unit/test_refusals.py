@@ -89,6 +89,8 @@ IN_THE_TARGET: list[tuple[dict[str, Any], str]] = [
 FOREIGN: list[tuple[dict[str, Any], str]] = [({"skip_tokenizer_init": True}, "--skip-tokenizer-init")]
 UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "griffin": IN_THE_TARGET,
+    "eagle3-tree": IN_THE_TARGET,
+    "eagle-tree": IN_THE_TARGET,
     "moa": [
         *IN_THE_TARGET,
         ({"sliding_window": 4096}, "sliding-window"),
@@ -107,7 +109,10 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 """The same, where other methods have nothing against it."""
 TREES_ONLY: dict[str, list[dict[str, Any]]] = {
-    "griffin": [{"uses_mrope": True}, {"kv_cache_dtype": "nvfp4"}, {"is_moe": True, "data_parallel_size": 2}],
+    **{
+        name: [{"uses_mrope": True}, {"kv_cache_dtype": "nvfp4"}, {"is_moe": True, "data_parallel_size": 2}]
+        for name in ("griffin", "eagle3-tree", "eagle-tree")
+    },
     "moa": [{"uses_mrope": True}, {"is_moe": True, "data_parallel_size": 2}],
 }
 every_method = pytest.mark.parametrize("method", METHODS)

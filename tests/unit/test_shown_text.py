@@ -60,7 +60,7 @@ def test_methods_with_a_name_has_a_line_for_each_key_and_each_refusal(name: str)
         assert lines_with(shown, f"  {key} (") == [f"  {key} ({default}): {meaning}"]
     for refused in refused_to(name):
         (line,) = lines_with(shown, f"  {refused.feature}, because {refused.reason}")
-        assert ("chains" in line) == (refused.trees_only and name in ("griffin", "moa"))
+        assert ("chains" in line) == (refused.trees_only and name in ("griffin", "eagle3-tree", "eagle-tree", "moa"))
     assert len(lines_with(shown, ", because ")) == len(refused_to(name))
 
 

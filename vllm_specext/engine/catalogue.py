@@ -136,6 +136,14 @@ CATALOGUE: tuple[Patch, ...] = (
         "vLLM lets a speculator supply the verification",
     ),
     Patch(
+        "auxiliary hidden states",
+        "vllm.v1.worker.gpu.model_runner.GPUModelRunner.load_model",
+        "the runner has the target give hidden states of its layers for a closed list of method names",
+        "wrapped: for our methods that read them the runner's switch is set before the target is loaded",
+        "RFC vllm#36219 (proposer registry)",
+        "vLLM asks the speculator",
+    ),
+    Patch(
         "draft lengths",
         "vllm.v1.worker.gpu.model_runner.GPUModelRunner.take_draft_token_ids",
         "vLLM tells its scheduler of the same number of drafted tokens for every request; SWIFT's and SLEM's drafts "

@@ -4,6 +4,8 @@
 because it is unpickled in engine and worker processes before plug-ins are loaded there.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import vllm.envs as envs
@@ -17,7 +19,7 @@ from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_
 from vllm_specext.declaration import Declaration, Keeps
 from vllm_specext.engine.guard import require_supported_vllm
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options import ForeignOptions, MethodOptions, check_sizes, parse
+from vllm_specext.options import ForeignOptions, MethodOptions, StockDrafterOptions, check_sizes, parse
 from vllm_specext.refusals import Launch, refuse
 from vllm_specext.registry import METHODS, load
 from vllm_specext.tree.budget import MANY, TreeShape, default_schedule
@@ -44,6 +46,9 @@ class SpecExtConfig(SpeculativeConfig):
             return self
         if isinstance(self.options, ForeignOptions):
             self._add_language_model(target)
+            return self
+        if isinstance(self.options, StockDrafterOptions):
+            self._add_stock_drafter(self.options.stock_method)
             return self
         self.draft_model_config = ModelConfig(
             model=self.model,
@@ -85,6 +90,21 @@ class SpecExtConfig(SpeculativeConfig):
             draft_model_config=self.draft_model_config,
         )
 
+    def _add_stock_drafter(self, stock_method: str) -> None:
+        """A drafter that vLLM has classes for: its configuration is the one that vLLM makes for its own method."""
+        with self._called(stock_method):
+            super().__post_init__()
+        self.draft_model_config.hf_config.update(self.draft_overrides or {})
+
+    @contextmanager
+    def _called(self, method: str | None) -> Iterator[None]:
+        """vLLM decides by the method's name."""
+        ours, self.method = self.method, method
+        try:
+            yield
+        finally:
+            self.method = ours
+
     @property
     def tree(self) -> TreeShape | None:
         """The largest draft tree, ``None`` where the draft is a chain."""
@@ -110,7 +130,9 @@ class SpecExtConfig(SpeculativeConfig):
         return self.declared.last_block_stale and not self.disable_eagle_block_drop
 
     def compute_hash(self) -> str:
-        return f"{self.method}-{super().compute_hash()}"
+        with self._called(getattr(self.options, "stock_method", self.method)):
+            stock = super().compute_hash()
+        return f"{self.method}-{stock}"
 
 
 def is_ours(speculative_config: object) -> bool:
@@ -133,6 +155,8 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     _check_schedule(options.num_speculative_tokens_per_batch_size)
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
     fields, overrides = load(method.preparation)(options, launch)
+    if method.architecture is not None:
+        overrides = {"architectures": [method.architecture], **overrides}
     if (tree := options.tree) is not None:
         schedule = default_schedule(tree, current_platform.device_type)
         fields.setdefault("num_speculative_tokens_per_batch_size", schedule)
@@ -142,7 +166,7 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
             **fields,
             method=method.name,
             options=options,
-            draft_overrides={"architectures": [method.architecture], **overrides} if method.architecture else None,
+            draft_overrides=overrides or None,
             target_model_config=model,
             target_parallel_config=parallel,
         )

@@ -6,6 +6,7 @@ They are in modules that other processes need not load.
 from collections.abc import Callable
 from typing import Any
 
+from vllm_specext.declaration import Reads
 from vllm_specext.engine.wrapping import wrap
 
 
@@ -22,6 +23,7 @@ def wrap_worker() -> None:
     import vllm.v1.worker.gpu.model_states as model_states
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+    wrap(GPUModelRunner, "load_model", _load_model)
     wrap(GPUModelRunner, "take_draft_token_ids", _take_draft_token_ids)
     wrap(GPUModelRunner, "sample_tokens", _sample_tokens)
     wrap(GPUModelRunner, "initialize_kv_cache", _initialize_kv_cache)
@@ -53,6 +55,18 @@ def _initialize_stat_loggers(original: Callable) -> Callable:
             attach(self, vllm_config)
 
     return initialize
+
+
+def _load_model(original: Callable) -> Callable:
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        from vllm_specext.engine.config import is_ours
+
+        config = self.speculative_config
+        if is_ours(config) and config.declared.reads is Reads.AUXILIARY_STATES:
+            self.use_aux_hidden_state_outputs = True
+        original(self, *args, **kwargs)
+
+    return load_model
 
 
 def _take_draft_token_ids(original: Callable) -> Callable:

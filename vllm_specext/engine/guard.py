@@ -60,6 +60,7 @@ SIGNATURES: dict[str, str] = {
     f"{_RUNNER}.model_states.interface:ModelState.prepare_attn": (
         "self input_batch cudagraph_mode block_tables slot_mappings attn_groups kv_cache_config for_capture ubatch_idx"
     ),
+    f"{_RUNNER}.model_runner:GPUModelRunner.load_model": "self load_dummy_weights args model kwargs",
     f"{_RUNNER}.model_runner:GPUModelRunner.take_draft_token_ids": "self",
     f"{_RUNNER}.model_runner:GPUModelRunner.sample_tokens": "self grammar_output",
     f"{_RUNNER}.model_runner:GPUModelRunner.initialize_kv_cache": (

@@ -1,4 +1,4 @@
-"""Drafting trees with a drafter over the target's last hidden states.
+"""Drafting trees with a drafter over the target's hidden states.
 
 vLLM's speculator runs the drafter over the rows of the step, accepted path first; from there trees grow. Where every
 request of the step verified a tree, the drafter runs over the accepted paths only. Chains are drafted as vLLM does.
@@ -54,6 +54,12 @@ class TreeSpeculator(TreeGrower):
         self.first_log_probs[: len(tokens)] = log_probs
         return tokens[:, 0]
 
+    def features(
+        self, last_hidden_states: Tensor, aux_hidden_states: list[Tensor] | None, rows: Tensor | None
+    ) -> Tensor:
+        """What the drafter reads of the step's ``rows``, of all where there are none: ``[rows, d]``."""
+        return last_hidden_states if rows is None else last_hidden_states[rows]
+
     def propose(
         self,
         input_batch: InputBatch,
@@ -74,20 +80,22 @@ class TreeSpeculator(TreeGrower):
         requests = input_batch.num_reqs
         shape = None if self.shape is None else self.shape_for(nodes, requests)
         tree = shape if shape is not None and shape.top_k > 1 else None
-        reads_paths = tree is not None and self._lay_out_paths(
-            input_batch, last_hidden_states, num_sampled, last_sampled
-        )
+        source = self.accepted_paths(input_batch) if tree is not None else None
+        if source is not None:
+            features = self.features(last_hidden_states, aux_hidden_states, source.flatten())
+            self._lay_out_paths(input_batch, source, features, num_sampled, last_sampled)
         drafted = self.draft_tokens[:requests]
-        if not reads_paths:
+        if source is None:
+            features = self.features(last_hidden_states, aux_hidden_states, None)
             if shape is not None and self.trees is not None and not dummy_run:
-                last_hidden_states = self.trees.as_chain(input_batch, last_hidden_states)
+                features = self.trees.as_chain(input_batch, features)
                 input_batch.input_ids.copy_(self.trees.as_chain(input_batch, input_batch.input_ids))
             drafted = super().propose(
                 input_batch,
                 attn_metadata,
                 slot_mappings,
-                last_hidden_states,
-                aux_hidden_states,
+                features,
+                None,
                 num_sampled,
                 num_rejected,
                 last_sampled,
@@ -102,7 +110,7 @@ class TreeSpeculator(TreeGrower):
                 self.rehearse()
             return drafted
         if tree is not None:
-            grown = self.grow(input_batch, num_rejected, tree, reads_paths=reads_paths, dummy_run=dummy_run)
+            grown = self.grow(input_batch, num_rejected, tree, reads_paths=source is not None, dummy_run=dummy_run)
             self.draft_tokens[:requests, : tree.nodes] = (
                 grown.tokens if dummy_run else self.keep_trees(input_batch, grown)
             )
@@ -116,13 +124,11 @@ class TreeSpeculator(TreeGrower):
         return drafted
 
     def _lay_out_paths(
-        self, batch: InputBatch, hidden_states: Tensor, num_sampled: Tensor, last_sampled: Tensor
-    ) -> bool:
-        """Copy the accepted paths to where ``start`` expects them; false unless every request of the step verified
-        a tree, and where vLLM's own first pass has to run."""
-        source = self.accepted_paths(batch)
-        if source is None or self.trees is None:
-            return False
+        self, batch: InputBatch, source: Tensor, features: Tensor, num_sampled: Tensor, last_sampled: Tensor
+    ) -> None:
+        """Copy the accepted paths, rows ``source`` ``[R, W]`` with ``features`` ``[R W, d]``, to where ``start``
+        expects them."""
+        assert self.trees is not None
         requests, width = source.shape
         place = torch.arange(width, device=self.device)
         ends = num_sampled - 1
@@ -131,8 +137,7 @@ class TreeSpeculator(TreeGrower):
         self.path_ids[:requests] = torch.where(place == ends[:, None], drawn, following)
         self.path_starts[:requests] = self.trees.prefix_lens[:requests]
         self.path_ends[:requests] = ends
-        self.hidden_states[: requests * width] = hidden_states[source.flatten()]
-        return True
+        self.hidden_states[: requests * width] = features
 
     def start(self, requests: int, reads_paths: bool, longest: int) -> None:
         """vLLM's own first pass has left the first level, unless it ``reads_paths``."""
