@@ -33,7 +33,7 @@ class Configuration:
     against: str | None = "plain"
     greedy_only: bool = False
     fault: str | None = None
-    """A function of ``tests/engine/runner.py`` that makes the tokens wrong."""
+    """A function of ``tests/engine/faults.py`` that makes the tokens wrong."""
 
     def asked(self) -> list[int]:
         """Places of the requests among all."""
@@ -49,7 +49,7 @@ def rounds() -> list[list[dict[str, Any]]]:
 
 
 def configurations() -> dict[str, Configuration]:
-    from tests.engine.conftest import CHAIN, moa, tree
+    from tests.engine.conftest import CHAIN, eagle3, moa, tree
     from vllm_specext.demo.server import SLEM, SLRS, SWIFT, TLI
 
     others = {"swift": SWIFT, "slem": SLEM, "tli": TLI, "slrs": SLRS}
@@ -60,6 +60,8 @@ def configurations() -> dict[str, Configuration]:
         "griffin chain": Configuration({"speculative_config": CHAIN}),
         "griffin tree": Configuration(tree(24, 4)),
         "griffin tree in graphs": Configuration(tree(24, 4) | IN_GRAPHS, "plain in graphs"),
+        "eagle3 tree": Configuration(eagle3(24, 4)),
+        "eagle3 tree in graphs": Configuration(eagle3(24, 4) | IN_GRAPHS, "plain in graphs"),
         "moa tree": Configuration(moa(24, 4)),
         "moa tree in graphs": Configuration(moa(24, 4) | IN_GRAPHS, "plain in graphs"),
         **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in own.items()},

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.workload import DRAFTS, GRIFFIN, MOA, TARGET, requests
+from tests.engine.workload import DRAFTS, EAGLE3, GRIFFIN, MOA, TARGET, requests
 
 ROUND = requests(36)
 AGAIN = ROUND[:9]
@@ -45,8 +45,17 @@ def tree(nodes: int, top_k: int, schedule: list[list[int]] | None = None) -> dic
 
 def moa(nodes: int, top_k: int, **own: Any) -> dict[str, Any]:
     """The same for MoA; a chain of ``nodes`` where ``top_k`` is 1."""
+    return of_method("moa", MOA, nodes, top_k, **own)
+
+
+def eagle3(nodes: int, top_k: int, **own: Any) -> dict[str, Any]:
+    """The same for EAGLE-3."""
+    return of_method("eagle3-tree", EAGLE3, nodes, top_k, **own)
+
+
+def of_method(method: str, drafter: Path, nodes: int, top_k: int, **own: Any) -> dict[str, Any]:
     like = tree(nodes, top_k)["speculative_config"]
-    return {"speculative_config": like | {"method": "moa", "model": str(MOA)} | own}
+    return {"speculative_config": like | {"method": method, "model": str(drafter)} | own}
 
 
 # 12 layers and the drafter's one, 2 heads of 64, float32: 32 tokens take 13 * 2 * 2 * 64 * 4 * 32 bytes. Eight requests

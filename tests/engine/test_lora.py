@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.engine.conftest import CHAIN, ROUND, Result
-from tests.engine.workload import TARGET
+from tests.engine.workload import EAGLE3, TARGET
 
 Engines = Callable[..., Result]
 RANK = 8
@@ -59,9 +59,16 @@ def every_other(adapter: Path) -> list[list[dict[str, Any]]]:
     return [[r | {"lora": str(adapter)} if index % 2 else r for index, r in enumerate(ASKED)]]
 
 
-def test_trees_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(engines: Engines, adapter: Path) -> None:
+@pytest.mark.parametrize(
+    "own",
+    [{}, pytest.param({"method": "eagle3-tree", "model": str(EAGLE3)}, marks=pytest.mark.extended)],
+    ids=["griffin", "eagle3"],
+)
+def test_trees_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(
+    engines: Engines, adapter: Path, own: dict[str, Any]
+) -> None:
     plain = engines(LORA, rounds=every_other(adapter))
-    trees = engines(LORA | {"speculative_config": TREE}, rounds=every_other(adapter))
+    trees = engines(LORA | {"speculative_config": TREE | own}, rounds=every_other(adapter))
     assert plain["v2"]
     assert trees["v2"]
     assert differing(trees, plain) == set()

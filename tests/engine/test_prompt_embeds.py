@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import AGAIN, CHAIN, ROOMY, ROUND, TIGHT_FOR_TREES, Result, moa, tree
+from tests.engine.conftest import AGAIN, CHAIN, ROOMY, ROUND, TIGHT_FOR_TREES, Result, eagle3, moa, tree
 from tests.engine.embeddings import ALL, OWN, SOME
 from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
@@ -41,10 +41,11 @@ def plain(engines: Engines) -> Result:
         (tree(24, 4), True, 300),
         (tree(24, 4) | TIGHT_FOR_TREES, False, 300),
         pytest.param({"speculative_config": CHAIN}, False, 100, marks=pytest.mark.extended),
+        pytest.param(eagle3(24, 4), True, 300, marks=pytest.mark.extended),
         (moa(24, 4), True, 300),
         (swift(), False, 100),
     ],
-    ids=["griffin", "griffin-tight", "griffin-chain", "moa", "swift"],
+    ids=["griffin", "griffin-tight", "griffin-chain", "eagle3", "moa", "swift"],
 )
 def test_prompts_of_embeddings_have_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, llm: dict[str, Any], asynchronous: bool, least: int

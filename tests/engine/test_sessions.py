@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import CHAIN, ROUND, Result, tree
+from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, tree
 from tests.engine.test_lossless import differing
 from tests.engine.workload import DRAFTS, GREEDY
 
@@ -55,8 +55,9 @@ def plain(engines: Engines) -> Result:
         pytest.param({"speculative_config": CHAIN}, True, marks=pytest.mark.extended),
         (tree(24, 4), False),
         (tree(24, 4), True),
+        pytest.param(eagle3(24, 4), True, marks=pytest.mark.extended),
     ],
-    ids=["chain-sync", "chain-async", "tree-sync", "tree-async"],
+    ids=["chain-sync", "chain-async", "tree-sync", "tree-async", "eagle3-async"],
 )
 def test_sessions_have_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, llm: dict[str, Any], asynchronous: bool

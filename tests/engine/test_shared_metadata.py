@@ -8,11 +8,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.engine.conftest import Result, tree
+from tests.engine.conftest import Result, eagle3, tree
 from tests.engine.test_lossless import differing
 from tests.engine.workload import GRIFFIN, TARGET
 
@@ -37,14 +38,15 @@ def with_each_key_head_twice(folder: Path) -> Path:
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("drafter", [tree(24, 4), eagle3(24, 4)], ids=["griffin", "eagle3"])
 def test_a_drafter_that_caches_as_its_target_does_drafts_as_well_as_with_another(
-    engines: Callable[..., Result], tmp_path: Path
+    engines: Callable[..., Result], tmp_path: Path, drafter: dict[str, Any]
 ) -> None:
     """Prompts come in small pieces, so that many steps have some of them beside trees: there the drafter's first pass
     takes the target's metadata."""
     steps = {"max_num_batched_tokens": 206, "kv_cache_memory_bytes": 256 << 20}
-    other = engines(tree(24, 4) | steps)
-    alike = engines(tree(24, 4) | steps | {"model": str(with_each_key_head_twice(tmp_path / "target"))})
+    other = engines(drafter | steps)
+    alike = engines(drafter | steps | {"model": str(with_each_key_head_twice(tmp_path / "target"))})
     assert differing(alike, other) == []
     drafts, accepted = (
         [result["counters"][f"vllm:spec_decode_num_{what}"] for result in (alike, other)]

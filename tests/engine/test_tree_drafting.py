@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.engine.conftest import CHAIN, Result, tree
 from tests.engine.test_serving_model import Pass, reference
 from tests.engine.workload import DRAFTS, GREEDY, GRIFFIN, TARGET, requests
-from vllm_specext.methods.griffin.model import KV, GriffinDrafter
+from vllm_specext.methods.griffin.model import KV
 from vllm_specext.tree.expansion import Expansion, best_tokens
 from vllm_specext.tree.topology import unpack
 
@@ -23,10 +23,17 @@ TOP_K, LEVELS, TOKENS = 4, 6, 24
 REQUEST: dict[str, Any] = requests(3)[2]
 
 
-def record(engines: Callable[..., Result], path: Path, llm: dict[str, Any]) -> tuple[list[int], list[Pass]]:
+Drafter = Callable[[Tensor, Tensor, Tensor, Tensor, KV | None], tuple[Tensor, Tensor, KV]]
+"""A plain drafter: token ids and positions ``[1, rows]``, features ``[1, rows, d]``, mask ``[1, 1, rows, keys]`` and
+the keys and values before them, to features for the head and for the next pass, and the keys and values with theirs."""
+
+
+def record(
+    engines: Callable[..., Result], path: Path, llm: dict[str, Any], **switches: Any
+) -> tuple[list[int], list[Pass]]:
     """One request's whole sequence and the drafter's passes for it."""
     sampling = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}
-    result = engines(llm, rounds=[[{"ids": REQUEST["ids"], "sampling": sampling}]], record=str(path))
+    result = engines(llm, rounds=[[{"ids": REQUEST["ids"], "sampling": sampling}]], record=str(path), **switches)
     return REQUEST["ids"] + result["outputs"][0]["ids"], torch.load(path, weights_only=True)
 
 
@@ -49,11 +56,12 @@ def accepted(first: Pass, levels: list[Pass]) -> Pass:
 class Replay:
     """The plain drafter with its own keys and values, fed with what the engine's drafter was fed with."""
 
-    def __init__(self, drafter: GriffinDrafter) -> None:
+    def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.head = load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"].float()
         self.prefix: KV | None = None
         self.largest = 0.0
+        """Difference of two features, as a share of the largest number where that is above 1."""
 
     @torch.no_grad()
     def draft(self, first: Pass, levels: list[Pass]) -> None:
@@ -79,7 +87,8 @@ class Replay:
         inputs = one["ids"].long()[None], one["features"][None], one["positions"][None]
         predict, regress, past = self.drafter(*inputs, mask[None, None], past)
         for ours, theirs in ((predict, one["predict"]), (regress, one["regress"])):
-            self.largest = max(self.largest, float((ours[0] - theirs).abs().max()))
+            scale = theirs.abs().max().clamp(min=1)
+            self.largest = max(self.largest, float((ours[0] - theirs).abs().max() / scale))
         return predict, regress, past
 
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 DEMO = Path(__file__).parents[2] / "vllm_specext" / "demo"
 TARGET = DEMO / "models" / "target"
 GRIFFIN = DEMO / "models" / "griffin"
+EAGLE3 = DEMO / "models" / "eagle3"
 MOA = DEMO / "models" / "moa"
 FOREIGN_BPE = DEMO / "models" / "foreign_bpe"
 FOREIGN_BYTES = DEMO / "models" / "foreign_bytes"

@@ -1,0 +1,177 @@
+"""Deliberate faults, for the negative controls; each is put into vLLM or our code of an engine process by name."""
+
+from functools import wraps
+from typing import Any
+
+
+def shift_target_positions() -> None:
+    """The target turns its queries and keys by one position too many wherever it verifies drafted tokens."""
+    from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+    stock = DefaultModelState.preprocess_state
+
+    def preprocess_state(self: Any, input_batch: Any, *args: Any) -> None:
+        stock(self, input_batch, *args)
+        if input_batch.num_draft_tokens:
+            rows = input_batch.logits_indices[input_batch.expanded_local_pos > 0]
+            input_batch.positions[rows] += 1
+
+    DefaultModelState.preprocess_state = preprocess_state  # type: ignore[method-assign]
+
+
+def accept_every_draft() -> None:
+    """Verification believes the drafter."""
+    import torch
+
+    import vllm_specext.engine.verification as verification
+
+    stock = verification.accept_chain
+
+    def accept_chain(drawn: Any, drafted: Any, cu_num_logits: Any, width: int) -> Any:
+        rows = torch.arange(len(drawn))
+        rows = rows[~torch.isin(rows + 1, cu_num_logits)]  # those that a drafted row of the same request follows
+        rows = rows[drafted[rows + 1] >= 0]
+        drawn = drawn.index_copy(0, rows, drafted[rows + 1].to(drawn.dtype))
+        return stock(drawn, drafted, cu_num_logits, width)
+
+    verification.accept_chain = accept_chain  # type: ignore[assignment]
+
+
+def skip_compaction() -> None:
+    """Keys and values of an accepted path stay where its nodes were."""
+    import vllm_specext.engine.trees as trees
+
+    trees.compact = lambda caches, source, destination: None
+
+
+def _after_begin(fault: Any) -> None:
+    from vllm_specext.engine.trees import TreeStates
+
+    stock = TreeStates.begin
+
+    def begin(self: Any, batch: Any, prefill_lens: Any) -> None:
+        stock(self, batch, prefill_lens)
+        if self.step is not None:
+            fault(self, batch)
+
+    TreeStates.begin = begin  # type: ignore[method-assign]
+
+
+def flip_an_ancestor_bit() -> None:
+    """Every node but the first two is wrong about the first drafted one."""
+
+    def fault(trees: Any, batch: Any) -> None:
+        trees._visible[:, 2:, 0] ^= 1 << 1
+
+    _after_begin(fault)
+
+
+def add_a_level_to_every_depth() -> None:
+    """The target turns the queries and keys of drafted nodes by one position too many."""
+
+    def fault(trees: Any, batch: Any) -> None:
+        rows = trees.step.rows
+        batch.positions[:rows] += (batch.expanded_local_pos[:rows] > 0).long()
+
+    _after_begin(fault)
+
+
+def hang_padding_off_the_root() -> None:
+    """What pads a tree is a child of the root."""
+    import torch
+
+    from vllm_specext.tree.topology import Topology
+
+    def padded_after(self: Any, num_nodes: Any) -> Any:
+        node = torch.arange(self.parents.shape[1], device=self.parents.device)
+        return Topology(torch.where(node > num_nodes, 0, self.parents), self.depths, self.ancestors)
+
+    Topology.padded_after = padded_after  # type: ignore[method-assign]
+
+
+def write_drafted_keys_a_slot_early() -> None:
+    """Where the target's last layers run over drafted tokens, the first of them overwrites a verified token's keys."""
+    from vllm_specext.methods.moa.speculator import MoASpeculator
+
+    stock = MoASpeculator.run_rows
+
+    def run_rows(self: Any, *, slots: Any, **rows: Any) -> Any:
+        return stock(self, slots=slots - 1, **rows)
+
+    MoASpeculator.run_rows = run_rows  # type: ignore[method-assign]
+
+
+def _before_rejection(fault: Any) -> None:
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    stock = RejectionSampler._verify
+
+    @wraps(stock)  # the plug-in looks at the signature
+    def verify(self: Any, logits: Any, draft_logits: Any, *args: Any) -> Any:
+        return stock(self, *fault(logits, draft_logits), *args)
+
+    RejectionSampler._verify = verify  # type: ignore[method-assign]
+
+
+def draft_law_of_another_token() -> None:
+    """Drafts that were drawn are verified with the probabilities of their neighbours in the vocabulary."""
+    _before_rejection(lambda logits, draft_logits: (logits, draft_logits.roll(1, dims=-1)))
+
+
+def mask_target_to_what_is_drafted() -> None:
+    """The target may only say what the drafter could have said."""
+
+    def fault(logits: Any, draft_logits: Any) -> Any:
+        never = draft_logits.isneginf().all(dim=1).all(dim=0)
+        return logits.masked_fill(never, -float("inf")), draft_logits
+
+    _before_rejection(fault)
+
+
+def go_on_after_what_was_cut_off() -> None:
+    """A session's next turn follows drafts that were accepted beyond the last token of the turn before."""
+    import vllm_specext.engine.scheduling as scheduling
+
+    stock = scheduling.with_draft_limits
+
+    def with_draft_limits(base: Any) -> Any:
+        made = stock(base)
+        made._handle_stopped_request = base._handle_stopped_request
+        return made
+
+    scheduling.with_draft_limits = with_draft_limits
+
+
+def draft_another_token_on_the_last_rank() -> None:
+    """Ranks part ways: the last one verifies another tree than the others."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    from vllm_specext.engine.tree_growth import TreeGrower
+
+    stock = TreeGrower.keep_trees
+
+    def keep_trees(self: Any, batch: Any, grown: Any) -> Any:
+        tokens = stock(self, batch, grown)
+        return tokens ^ 1 if get_tp_group().is_last_rank else tokens
+
+    TreeGrower.keep_trees = keep_trees  # type: ignore[method-assign]
+
+
+def shrink_drafters_cache() -> None:
+    """To what one request of full length needs."""
+    import vllm_specext.engine.own_cache as own_cache
+
+    own_cache.SHARE = 0
+
+
+def read_features_in_the_steps_order() -> None:
+    """The drafter reads the first rows of a verified tree in place of those of the accepted path."""
+    from vllm_specext.methods.eagle.speculator import Eagle3TreeSpeculator
+
+    stock = Eagle3TreeSpeculator.features
+
+    def features(self: Any, last_hidden_states: Any, aux_hidden_states: Any, rows: Any) -> Any:
+        made = stock(self, last_hidden_states, aux_hidden_states, None)
+        return made if rows is None else made[: len(rows)]
+
+    Eagle3TreeSpeculator.features = features  # type: ignore[method-assign]

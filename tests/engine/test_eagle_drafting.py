@@ -1,0 +1,98 @@
+"""What vLLM's EAGLE-3 drafter computes for trees is what the plain torch drafter computes, pass by pass, from hidden
+states of the target in transformers.
+
+A mistake here would never change the output, only make drafts worse, so that no test of equality would notice it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from tests.engine.conftest import Result, eagle3
+from tests.engine.test_serving_model import Pass
+from tests.engine.test_tree_drafting import TOP_K, Replay, accepted, drafts, record
+from tests.engine.workload import EAGLE3, TARGET
+from vllm_specext.demo.eagle3 import FILE, Eagle3Drafter, Layer, read_layers
+from vllm_specext.methods.layers import KV
+
+
+class Plain:
+    """The bundled drafter, with the target that it was trained for."""
+
+    def __init__(self) -> None:
+        self.target = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+        self.drafter = Eagle3Drafter(self.target).float().eval()
+        self.drafter.load_state_dict({name: tensor.float() for name, tensor in load_file(EAGLE3 / FILE).items()})
+
+    @torch.no_grad()
+    def features(self, sequence: list[int]) -> Tensor:
+        """What the drafter reads of every position of a text, ``[tokens, d]``."""
+        states = self.target(torch.tensor([sequence]), output_hidden_states=True).hidden_states
+        read = [states[layer] for layer in read_layers(self.target.config.num_hidden_layers)]
+        features: Tensor = self.drafter.fc(torch.cat(read, dim=-1))[0]
+        return features
+
+    def __call__(
+        self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: KV | None
+    ) -> tuple[Tensor, Tensor, KV]:
+        (layer,) = self.drafter.layers
+        assert isinstance(layer, Layer)
+        embeddings = self.target.model.embed_tokens(ids)
+        attended, past = layer.self_attn(layer.fuse(features, embeddings), positions, mask, past)
+        output = layer.finish(features + attended)
+        return self.drafter.norm(output), output, past
+
+
+@pytest.fixture(scope="module")
+def plain() -> Plain:
+    return Plain()
+
+
+@pytest.fixture(scope="module")
+def recorded(engines: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[Pass]]:
+    return record(engines, tmp_path_factory.mktemp("eagle3") / "passes.pt", eagle3(24, TOP_K))
+
+
+def test_every_level_of_every_draft_is_that_of_the_plain_drafter(
+    plain: Plain, recorded: tuple[list[int], list[Pass]]
+) -> None:
+    replay = Replay(plain)
+    made = drafts(recorded[1])
+    assert len(made) >= 5
+    for first, levels in made:
+        replay.draft(accepted(first, levels), levels)
+    assert replay.largest < 1e-4
+
+
+def wrong_features(plain: Plain, sequence: list[int], passes: list[Pass]) -> tuple[int, int]:
+    """Rows of the drafts' first passes, and those among them whose features are not the target's."""
+    features = plain.features(sequence)
+    rows = wrong = 0
+    for draft in drafts(passes):
+        first = accepted(*draft)
+        for position, feature in zip(first["positions"].tolist(), first["features"], strict=True):
+            if position + 1 < len(sequence):  # later ones were accepted beyond the request's last token
+                rows += 1
+                wrong += not torch.allclose(feature, features[position], atol=1e-3)
+    return rows, wrong
+
+
+def test_the_drafter_reads_what_the_targets_layers_leave(plain: Plain, recorded: tuple[list[int], list[Pass]]) -> None:
+    rows, wrong = wrong_features(plain, *recorded)
+    assert rows > len(recorded[0]) - 10
+    assert wrong == 0
+
+
+@pytest.mark.extended
+def test_features_that_are_not_those_of_the_accepted_path_are_noticed(
+    engines: Callable[..., Result], plain: Plain, recorded: tuple[list[int], list[Pass]], tmp_path: Path
+) -> None:
+    """They never change the output."""
+    faulty = record(engines, tmp_path / "passes.pt", eagle3(24, TOP_K), sabotage="read_features_in_the_steps_order")
+    assert faulty[0] == recorded[0]
+    assert wrong_features(plain, *faulty)[1] >= 5
