@@ -4,8 +4,6 @@
 because it is unpickled in engine and worker processes before plug-ins are loaded there.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import vllm.envs as envs
@@ -92,18 +90,10 @@ class SpecExtConfig(SpeculativeConfig):
 
     def _add_stock_drafter(self, stock_method: str) -> None:
         """A drafter that vLLM has classes for: its configuration is the one that vLLM makes for its own method."""
-        with self._called(stock_method):
-            super().__post_init__()
+        ours, self.method = self.method, stock_method
+        super().__post_init__()
+        self.method = ours
         self.draft_model_config.hf_config.update(self.draft_overrides or {})
-
-    @contextmanager
-    def _called(self, method: str | None) -> Iterator[None]:
-        """vLLM decides by the method's name."""
-        ours, self.method = self.method, method
-        try:
-            yield
-        finally:
-            self.method = ours
 
     @property
     def tree(self) -> TreeShape | None:
@@ -130,9 +120,7 @@ class SpecExtConfig(SpeculativeConfig):
         return self.declared.last_block_stale and not self.disable_eagle_block_drop
 
     def compute_hash(self) -> str:
-        with self._called(getattr(self.options, "stock_method", self.method)):
-            stock = super().compute_hash()
-        return f"{self.method}-{stock}"
+        return f"{self.method}-{super().compute_hash()}"
 
 
 def is_ours(speculative_config: object) -> bool:
