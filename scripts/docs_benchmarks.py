@@ -16,6 +16,32 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
+def tokens_per_verification() -> str:
+    """By the draft's size and drafter, with the intervals."""
+    found = {
+        (row["draft"], row["drafter"]): f"{row['tokens_per_verification']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        for row in read("tokens_per_verification.json")["rows"]
+    }
+    drafters = {
+        "eagle3": "EAGLE-3, vLLM's `eagle3`",
+        "eagle3-tree": "EAGLE-3, `eagle3-tree`",
+        "griffin": "GRIFFIN, `griffin`",
+    }
+    drafts = list(dict.fromkeys(draft for draft, _ in found))
+    return table(
+        ("draft", *drafters.values()), ([draft, *(found.get((draft, one), "") for one in drafters)] for draft in drafts)
+    )
+
+
+def tokens_by_depth() -> str:
+    header = "drafter", "draft", "levels", "candidates a level", "accepted at depth 1, 2, ..."
+    rows = []
+    for row in read("tokens_per_verification.json")["rows"]:
+        depths = ", ".join(f"{share:.2f}" for share in row["accepted_per_depth"][: row["tree_depth"]])
+        rows.append((f"`{row['drafter']}`", row["draft"], row["tree_depth"], row["tree_top_k"], depths))
+    return table(header, rows)
+
+
 def concurrency() -> str:
     header = (
         "requests at once",
@@ -196,6 +222,8 @@ def soak() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "benchmark tokens per verification": tokens_per_verification,
+    "benchmark tokens by depth": tokens_by_depth,
     "benchmark concurrency": concurrency,
     "benchmark sweep": sweep,
     "benchmark acceptance": acceptance,
