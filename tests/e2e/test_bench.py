@@ -47,6 +47,8 @@ def test_a_sweep_compares_a_tree_with_plain_decoding_and_vllms_own(tmp_path: Pat
         ("plain", None),
         ("ngram", 4),
         ("eagle3", 4),
+        ("eagle3-tree", 8),
+        ("eagle3-tree", 24),
         ("tree", 8),
         ("tree", 24),
         ("vllm-tli", 4),
@@ -54,13 +56,15 @@ def test_a_sweep_compares_a_tree_with_plain_decoding_and_vllms_own(tmp_path: Pat
     assert "spec_decode_num_drafts" not in found["plain", None]
     assert found["eagle3", 4]["spec_decode_acceptance_length"] > 1.5
     assert found["vllm-tli", 4]["spec_decode_acceptance_length"] > 1.2
-    for nodes in (8, 24):
-        row = found["tree", nodes]
-        # The context's end cuts a draft, nothing makes it larger.
-        assert 0.8 * nodes < row["spec_decode_draft_tokens"] / row["spec_decode_num_drafts"] <= nodes
-        assert row["spec_decode_acceptance_length"] > 2
-        assert len(row["spec_decode_per_position_acceptance_rates"]) == GRIFFIN_TREE["tree_depth"]
-    assert found["tree", 8]["spec_decode_acceptance_length"] <= found["tree", 24]["spec_decode_acceptance_length"] + 0.3
+    for name in ("eagle3-tree", "tree"):
+        for nodes in (8, 24):
+            row = found[name, nodes]
+            # The context's end cuts a draft, nothing makes it larger.
+            assert 0.8 * nodes < row["spec_decode_draft_tokens"] / row["spec_decode_num_drafts"] <= nodes
+            assert row["spec_decode_acceptance_length"] > 2
+            assert len(row["spec_decode_per_position_acceptance_rates"]) == GRIFFIN_TREE["tree_depth"]
+        small, large = (found[name, nodes]["spec_decode_acceptance_length"] for nodes in (8, 24))
+        assert small <= large + 0.3
 
 
 @pytest.mark.slow
@@ -84,7 +88,7 @@ def test_running_servers_are_driven_by_vllm_bench_serve(unused: Server, griffin:
 def test_latency_starts_its_own_servers(tmp_path: Path) -> None:
     small = ("--rounds", "1", "--tokens", "16", "--prompts-per-task", "1")
     rows = bench("latency", *small, "--config", f"tree={json.dumps(GRIFFIN_TREE)}", output=tmp_path)["rows"]
-    assert [row["method"] for row in rows] == ["plain", "ngram", "eagle3", "tree"]
+    assert [row["method"] for row in rows] == ["plain", "ngram", "eagle3", "eagle3-tree", "tree"]
     for row in rows:
         assert 0 < row["median_ttft_ms"] < row["median_e2el_ms"]
 
@@ -96,7 +100,8 @@ def test_the_quick_sweep_ends_within_ten_minutes(tmp_path: Path) -> None:
     subprocess.run([Path(sys.executable).with_name(first), *rest], cwd=tmp_path, check=True)
     assert time.monotonic() - begun < QUICK_SECONDS
     rows = checked("sweep", tmp_path / "results")["rows"]
-    assert {"plain", "ngram", "eagle3", "griffin-chain", "griffin-tree", "moa-tree"} <= {row["method"] for row in rows}
+    methods = {row["method"] for row in rows}
+    assert {"plain", "ngram", "eagle3", "eagle3-tree", "griffin-chain", "griffin-tree", "moa-tree"} <= methods
     assert {path.name for path in (tmp_path / "results").iterdir()} == {
         "sweep.json",
         "sweep.csv",

@@ -6,10 +6,11 @@ import pytest
 
 from vllm_specext.bench.configurations import EAGLE3, NGRAM, PLAIN, VLLM_TLI, Configuration, check_nodes, chosen
 from vllm_specext.demo.run import CONFIGURATIONS
-from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SWIFT, TLI
+from vllm_specext.demo.server import EAGLE3_TREE, GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SWIFT, TLI
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import parse
 from vllm_specext.registry import METHODS
+from vllm_specext.speculative_config import check
 
 
 def names(found: list[Configuration]) -> list[str]:
@@ -17,19 +18,34 @@ def names(found: list[Configuration]) -> list[str]:
 
 
 def test_the_demonstrations_rows_follow_plain_and_vllms_own_when_nothing_is_given() -> None:
-    demonstrations = [name for name, _ in CONFIGURATIONS]
-    assert names(chosen(None, [], None, False)) == [PLAIN, "ngram", "eagle3", "vllm-tli", *demonstrations]
+    demonstrations = [name for name, _ in CONFIGURATIONS if name != "eagle3-tree"]
+    stock = [PLAIN, "ngram", "eagle3", "eagle3-tree"]
+    assert names(chosen(None, [], None, False)) == [*stock, "vllm-tli", *demonstrations]
     quick = names(chosen(None, [], None, True))
-    assert quick[:3] == [PLAIN, "ngram", "eagle3"]
-    assert {"griffin-chain", "griffin-tree", "moa-tree", "swift", "slem"} == set(quick[3:])
+    assert quick[:4] == stock
+    assert {"griffin-chain", "griffin-tree", "moa-tree", "swift", "slem"} == set(quick[4:])
 
 
 def test_the_bundled_eagle_3_drafter_is_there_for_the_bundled_target_unless_another_is_given() -> None:
     mine = f"mine={json.dumps(GRIFFIN_CHAIN)}"
-    assert names(chosen(None, [mine], None, False)) == [PLAIN, "ngram", "eagle3", "mine"]
-    assert names(chosen(None, [mine], "drafter", False)) == [PLAIN, "ngram", "eagle", "mine"]
-    own = EAGLE3 | {"num_speculative_tokens": 2}
-    assert chosen(None, [f"eagle3={json.dumps(own)}"], None, False)[2].speculative == own
+    assert names(chosen(None, [mine], None, False)) == [PLAIN, "ngram", "eagle3", "eagle3-tree", "mine"]
+    assert names(chosen(None, [mine], "drafter", False)) == [PLAIN, "ngram", "eagle", "eagle-tree", "mine"]
+    for number, bundled in ((2, EAGLE3), (3, EAGLE3_TREE)):
+        own = bundled | {"num_speculative_tokens": 2}
+        found = chosen(None, [f"{names(chosen(None, [], None, True))[number]}={json.dumps(own)}"], None, False)
+        assert len(found) == 4
+        assert found[number].speculative == own
+
+
+def test_a_chain_of_vllms_own_and_a_tree_of_ours_have_the_same_drafter() -> None:
+    for found in (chosen(None, [], None, True), chosen("model", [], "org/EAGLE3-Llama", False)):
+        chain, tree = found[2:4]
+        assert chain.speculative is not None
+        assert tree.speculative is not None
+        assert (chain.speculative["method"], tree.speculative["method"]) == ("eagle3", "eagle3-tree")
+        assert chain.speculative["model"] == tree.speculative["model"]
+        assert (chain.grows_trees, tree.grows_trees) == (False, True)
+        check(tree.speculative)
 
 
 def test_vllms_own_tli_is_compared_with_ours_alike() -> None:
@@ -44,16 +60,18 @@ def test_vllms_own_tli_is_compared_with_ours_alike() -> None:
 
 def test_plain_and_ngram_are_there_whatever_is_given() -> None:
     found = chosen("model", [f"mine={json.dumps(GRIFFIN_CHAIN)}"], "drafter", False)
-    assert names(found) == [PLAIN, "ngram", "eagle", "mine"]
+    assert names(found) == [PLAIN, "ngram", "eagle", "eagle-tree", "mine"]
     assert [each.speculative for each in found[:2]] == [None, NGRAM]
     assert found[2].speculative == {"method": "eagle", "model": "drafter", "num_speculative_tokens": 4}
+    assert found[3].speculative == {"method": "eagle-tree", "model": "drafter"}
     assert names(chosen("model", [], None, False)) == [PLAIN, "ngram"]
 
 
-def test_an_eagle_3_drafter_is_known_by_its_name() -> None:
-    (eagle,) = (each for each in chosen("model", [], "org/EAGLE3-Llama", False) if each.name == "eagle")
-    assert eagle.speculative is not None
-    assert eagle.speculative["method"] == "eagle3"
+@pytest.mark.parametrize("name", ["eagle", "eagle-tree"])
+def test_a_drafter_of_eagle_leaves_no_row_of_its_names_to_be_named(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}', but there is a row of that name already"):
+        chosen(None, [f"{name}={json.dumps(NGRAM)}"], "drafter", False)
+    assert name in names(chosen(None, [f"{name}={json.dumps(NGRAM)}"], None, False))
 
 
 def test_the_users_ngram_replaces_ours() -> None:

@@ -1,5 +1,5 @@
 """What is compared: names, and the ``--speculative-config`` behind each. Plain decoding comes first, whatever the
-user names, and vLLM's own methods follow."""
+user names, and vLLM's own methods follow, with our trees beside its EAGLE."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_specext.demo.run import CONFIGURATIONS
-from vllm_specext.demo.server import MODELS, TARGET
+from vllm_specext.demo.server import EAGLE3_TREE, MODELS, TARGET
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import MAX_DRAFT_TOKENS, DrafterOptions, parse
 from vllm_specext.registry import METHODS
@@ -68,18 +68,19 @@ class Configuration:
 
 
 def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: bool) -> list[Configuration]:
-    """``plain``, ``ngram``, ``eagle`` with the drafter given for it or ``eagle3`` with the bundled target's, then each
-    ``NAME=JSON`` of ``given``, or the demonstration's where neither a target nor a configuration is given, with
-    ``vllm-tli`` where these have TLI. One named ``ngram`` or ``eagle3`` replaces this one."""
+    """``plain``, ``ngram``, ``eagle`` and ``eagle-tree`` with the drafter given for them or ``eagle3`` and
+    ``eagle3-tree`` with the bundled target's, then each ``NAME=JSON`` of ``given``, or the demonstration's where
+    neither a target nor a configuration is given, with ``vllm-tli`` where these have TLI. One named ``ngram``,
+    ``eagle3`` or ``eagle3-tree`` replaces this one."""
     found: dict[str, dict[str, Any] | None] = {PLAIN: None, "ngram": NGRAM}
     if eagle is not None:
-        found["eagle"] = eagle_config(eagle)
+        found["eagle"], found["eagle-tree"] = eagle_configs(eagle)
     elif target is None:
-        found["eagle3"] = EAGLE3
+        found |= {"eagle3": EAGLE3, "eagle3-tree": EAGLE3_TREE}
     own: dict[str, dict[str, Any]] = {}
     for text in given:
         name, config = read(text)
-        if name in own or name == PLAIN or (name == "eagle" and eagle is not None):
+        if name in own or name == PLAIN or (eagle is not None and name in ("eagle", "eagle-tree")):
             raise ConfigurationError(f"--config names {name!r}, but there is a row of that name already.")
         own[name] = config
     if not own and target is None:
@@ -89,10 +90,11 @@ def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: b
     return [Configuration(name, config) for name, config in (found | own).items()]
 
 
-def eagle_config(drafter: str) -> dict[str, Any]:
-    """EAGLE-3 where the drafter's name says so, as in vLLM."""
+def eagle_configs(drafter: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """vLLM's own chain and our tree, of EAGLE-3 where the drafter's name says so, as in vLLM."""
     method = "eagle3" if "eagle3" in drafter.lower() else "eagle"
-    return {"method": method, "model": drafter, "num_speculative_tokens": EAGLE_TOKENS}
+    chain = {"method": method, "model": drafter, "num_speculative_tokens": EAGLE_TOKENS}
+    return chain, {"method": f"{method}-tree", "model": drafter}
 
 
 def read(text: str) -> tuple[str, dict[str, Any]]:

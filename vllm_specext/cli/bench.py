@@ -33,7 +33,9 @@ Config = Annotated[
 ]
 Eagle = Annotated[
     str | None,
-    typer.Option(help="An EAGLE drafter, for a row of vLLM's own method; else the bundled one for the bundled target."),
+    typer.Option(
+        help="An EAGLE drafter, for vLLM's own chain and for our tree; else the bundled one for the bundled target."
+    ),
 ]
 Prompts = Annotated[
     list[Path] | None,

@@ -41,6 +41,7 @@ GRIFFIN_TREE: dict[str, Any] = {
 }
 """As deep as the chain is long, so that the two rows differ by the tree's width alone. On a CPU the default schedule
 would draft chains."""
+EAGLE3_TREE: dict[str, Any] = GRIFFIN_TREE | {"method": "eagle3-tree", "model": str(MODELS / "eagle3")}
 MOA_TREE: dict[str, Any] = GRIFFIN_TREE | {"method": "moa", "model": str(MODELS / "moa")}
 SWIFT: dict[str, Any] = {
     "method": "swift",
