@@ -23,7 +23,7 @@ def read(text: str) -> Any:
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
-        raise ConfigurationError(f"--speculative-config is {_short(text)}, which is not JSON: {error}.") from None
+        raise ConfigurationError(f"--speculative-config is {short(text)}, which is not JSON: {error}.") from None
 
 
 def keys(value: Any) -> dict[str, Any]:
@@ -32,14 +32,14 @@ def keys(value: Any) -> dict[str, Any]:
         raise _too_deep()
     if not isinstance(value, Mapping):
         raise ConfigurationError(
-            f"--speculative-config is {_short(repr(value))}, but must be a JSON object, such as "
+            f"--speculative-config is {short(repr(value))}, but must be a JSON object, such as "
             """{"method": "griffin", "model": "FOLDER"}."""
         )
     found = {key.replace("-", "_"): each for key, each in value.items()}
     method = found.get("method")
     if not isinstance(method, str | None):
         raise ConfigurationError(
-            f"speculative-config key 'method' is {_short(repr(method))}, but must be a text, such as 'griffin'."
+            f"speculative-config key 'method' is {short(repr(method))}, but must be a text, such as 'griffin'."
         )
     return found
 
@@ -92,5 +92,6 @@ def _too_deep() -> ConfigurationError:
     )
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """``text`` as an error shows it."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

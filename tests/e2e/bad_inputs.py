@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.test_bad_input import FILES, copy_of_drafter
+from vllm_specext.served_drafter import served_keys
 
 Prepare = Callable[[Path], object]
 
@@ -62,6 +63,13 @@ found = file("set.json", json.dumps(SET))
 DEEP = 90_000 * "["
 GONE = '{"method": "griffin", "model": "./gone"}'
 
+
+def served(target: Any, *, arguments: str = "", names: tuple[str, ...]) -> BadInput:
+    """A drafter that is served by its own name, and says that this is its target."""
+    prepare = file("drafter/config.json", json.dumps(served_keys("griffin", target)))
+    return command(f"serve ./drafter {arguments}", "drafter/config.json", *names, prepare=prepare)
+
+
 SERVE: dict[str, BadInput] = {
     "a misspelt method": griffin("'method' is 'grifin'", "griffin, eagle3-tree, eagle-tree, moa", method="grifin"),
     "a list of methods": griffin("'method' is ['griffin']", method=["griffin"]),
@@ -101,6 +109,13 @@ SERVE: dict[str, BadInput] = {
         "serve ./target", "target/config.json is not valid JSON", prepare=file("target/config.json", "{")
     ),
     "a target that cannot be fetched": command("serve no/model", "'no/model'", "hub"),
+    "a served drafter's missing target": served("../gone", names=("name_or_path is '../gone'", "neither there")),
+    "a served drafter's target that is none": served(["a"], names=("name_or_path is ['a']", "string")),
+    "a served drafter's target that cannot be fetched": served("no/model", names=("name_or_path is 'no/model'", "hub")),
+    "a served drafter as its own target": served(".", names=("name_or_path is '.'", "itself a drafter")),
+    "a served drafter with another method": served(
+        "no/model", arguments='--speculative-config={"method":"moa"}', names=("'griffin'", "'method' is 'moa'")
+    ),
     "a port that cannot be": command("serve TARGET --port 99999999", "--port is '99999999'", "65535"),
     "a taken port": command("serve TARGET --port PORT", "--port PORT", "in use"),
     "an option of vLLM's": command("serve TARGET --max-model-len=x", "--max-model-len", "'x'"),

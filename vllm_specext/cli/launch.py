@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from vllm_specext import speculative_config
+from vllm_specext import served_drafter, speculative_config
 from vllm_specext.cli.ports import check_free, read_port
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.source import check_config, is_path
@@ -21,16 +21,19 @@ LISTENS_ELSEWHERE = ("--uds", "--headless", "--data-parallel")
 def check(arguments: Sequence[str]) -> None:
     """Refuse a target or drafter that is not there, a bad ``--speculative-config`` and a port that cannot be had."""
     given = read_options(arguments)
-    for name in SPECULATIVE:
-        if given.get(name, "") not in ("", "None"):  # which vLLM reads as none
-            value = speculative_config.read(given[name])
-            if value is not None:
-                speculative_config.check(value)
+    target = target_of(arguments)
+    # vLLM reads nothing and "None" as none.
+    texts = [given[name] for name in SPECULATIVE if given.get(name, "") not in ("", "None")]
+    for value in map(speculative_config.read, texts or ["null"]):
+        served = None if target is None else served_drafter.of_folder(target, value)
+        value = value if served is None else served.speculative
+        if value is not None:
+            speculative_config.check(value)
     if "--port" in given:
         port = read_port(given["--port"])
         if not any(argument.startswith(LISTENS_ELSEWHERE) for argument in arguments):
             check_free(given.get("--host", ""), port)
-    if (target := target_of(arguments)) is not None:
+    if target is not None:
         check_target("the model to serve", target)
 
 

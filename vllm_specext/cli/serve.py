@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from vllm_specext.cli import launch
 from vllm_specext.cli.extras import require
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.source import is_hub_refusal
 
 
 def serve(context: typer.Context) -> None:
@@ -95,8 +96,6 @@ def write_vllm_metadata(folder: Path) -> None:
 def users_error(error: BaseException | None, model: str = "the model") -> ConfigurationError | None:
     """The error that is the user's to put right behind ``error``: ours, what vLLM says of a value, a model that the hub
     does not give, a port that is taken. ``model`` is how the sentence calls the model."""
-    from huggingface_hub import errors as hub
-
     if error is None or isinstance(error, ConfigurationError):
         return error
     if isinstance(error, ValidationError):
@@ -106,7 +105,7 @@ def users_error(error: BaseException | None, model: str = "the model") -> Config
         return ConfigurationError(f"{place}: {message}" if place else message)
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return ConfigurationError(f"the server cannot listen: {error.strerror}; --port chooses another port.")
-    if isinstance(error, hub.HFValidationError | hub.RepositoryNotFoundError | hub.LocalEntryNotFoundError):
+    if is_hub_refusal(error):
         return ConfigurationError(
             f"{model} is no folder that is there, and cannot be fetched from the hub ({type(error).__name__})."
         )

@@ -24,6 +24,16 @@ CATALOGUE: tuple[Patch, ...] = (
         "vLLM lets plug-ins register speculative methods",
     ),
     Patch(
+        "served drafters",
+        "vllm.engine.arg_utils.maybe_override_with_speculators",
+        "of a drafter that is served by its own name vLLM sees a relative target from the current directory, drops a "
+        "method that the user asks for without a word, and answers wrong keys with a traceback",
+        "wrapped: where one of our methods is named, the target is seen from the drafter's folder, vLLM's EAGLE "
+        "drafters are served with trees on demand, and what is wrong is a sentence; all others get vLLM's own answer",
+        "none known",
+        "vLLM lets plug-ins register speculative methods, and sees the target from the drafter's folder",
+    ),
+    Patch(
         "runner choice",
         "vllm.config.vllm.VllmConfig.use_v2_model_runner",
         "our methods run on model runner V2 only, and on a CPU vLLM falls back to V1 because Triton is missing",

@@ -22,6 +22,9 @@ _PROPOSE = (
     "is_profile num_speculative_tokens"
 )
 SIGNATURES: dict[str, str] = {
+    "vllm.engine.arg_utils:maybe_override_with_speculators": (
+        "model tokenizer trust_remote_code revision vllm_speculative_config hf_token kwargs"
+    ),
     "vllm.engine.arg_utils:EngineArgs.create_speculative_config": "self target_model_config target_parallel_config",
     "vllm.sampling_params:SamplingParams._validate_spec_decode": "self speculative_config",
     "vllm.v1.engine.input_processor:InputProcessor.process_inputs": (

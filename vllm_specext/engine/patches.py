@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from vllm_specext.engine.configured import wrap_front_end, wrap_worker
 from vllm_specext.engine.guard import require_known_signatures, require_supported_vllm
+from vllm_specext.engine.served_drafter import override_with_drafter
 from vllm_specext.engine.wrapping import when_loaded, wrap, wrap_property
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.registry import METHODS, load
@@ -50,6 +51,7 @@ def install() -> None:
 
 
 def _wrap_arguments(module: Any) -> None:
+    wrap(module, "maybe_override_with_speculators", override_with_drafter)
     wrap(module.EngineArgs, "create_speculative_config", _create_speculative_config)
 
 
@@ -57,7 +59,7 @@ def _create_speculative_config(original: Callable) -> Callable:
     def create_speculative_config(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
         raw = {} if self.speculative_config is None else keys(self.speculative_config)
         method = raw.get("method", self.spec_method)
-        if method in METHODS:
+        if method in METHODS or self.spec_method in METHODS:
             from vllm_specext.engine.config import create
 
             config = create(self, with_flags(raw, self), target_model_config, target_parallel_config)

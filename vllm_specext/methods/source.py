@@ -50,3 +50,10 @@ def drafter_directory(model: str, revision: str | None, files: Sequence[str] = H
             f"speculative-config key 'model' is {model!r}, which is no directory and cannot be fetched from the hub "
             f"({type(error).__name__})."
         ) from None
+
+
+def is_hub_refusal(error: BaseException) -> bool:
+    """Whether the hub's client says that a model cannot be had, there being none or no way to it."""
+    from huggingface_hub import errors as hub
+
+    return isinstance(error, hub.HFValidationError | hub.RepositoryNotFoundError | hub.LocalEntryNotFoundError)

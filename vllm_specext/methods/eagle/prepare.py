@@ -5,6 +5,7 @@ from typing import Any
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.transformers_utils.config import get_config
+from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import read_config
@@ -20,6 +21,9 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> tuple[dict[str, Any
     """
     directory = drafter_directory(options.model, options.revision)
     read_config(directory)
+    # So that a checkpoint in the speculators' format may name our method, and be served by its own name.
+    if (reader := SUPPORTED_SPECULATORS_TYPES.get(options.stock_method)) is not None:
+        SUPPORTED_SPECULATORS_TYPES[options.method] = reader
     if options.stock_method == "eagle3":
         check_target(options.method, launch)
     # vLLM's own reader: checkpoints of the speculators library nest what others have at the top.
