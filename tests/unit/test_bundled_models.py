@@ -17,6 +17,7 @@ from vllm_specext.demo.loops import is_loop
 from vllm_specext.demo.run import PROMPTS
 from vllm_specext.methods.griffin import checkpoint as griffin
 from vllm_specext.methods.moa import checkpoint as moa
+from vllm_specext.served_drafter import served_keys, write
 
 MODELS = Path(vllm_specext.demo.__file__).parent / "models"
 FOREIGN = ("foreign_bpe", "foreign_bytes")
@@ -73,6 +74,19 @@ def test_the_eagle3_drafter_fits_the_target_and_is_as_wide_as_the_griffin_drafte
     assert all(tensor.isfinite().all() for tensor in tensors.values())
     shape = griffin.read_shape(MODELS / "griffin")
     assert (shape.mlp_size, shape.heads, shape.kv_heads) == (MLP_SIZE, HEADS, HEADS)
+
+
+@pytest.mark.parametrize(("drafter", "method"), [("griffin", "griffin"), ("moa", "moa"), ("eagle3", "eagle3-tree")])
+def test_a_drafter_names_its_target_and_method_as_its_training_writes_them(
+    drafter: str, method: str, tmp_path: Path
+) -> None:
+    committed = (MODELS / drafter / "config.json").read_text()
+    keys = served_keys(method, "../target")
+    trained = {key: value for key, value in json.loads(committed).items() if key not in keys}
+    assert len(trained) == len(json.loads(committed)) - len(keys)
+    (tmp_path / "config.json").write_text(json.dumps(trained))
+    write(tmp_path, method, "../target")
+    assert (tmp_path / "config.json").read_text() == committed
 
 
 @torch.no_grad()

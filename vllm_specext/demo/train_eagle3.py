@@ -9,6 +9,7 @@ no noise on what is read, gradients from one pass's input into the pass before.
 """
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
+from vllm_specext import served_drafter
 from vllm_specext.demo.eagle3 import FILE, Eagle3Drafter, read_layers
 from vllm_specext.demo.training_text import arguments, training_rows
 from vllm_specext.training.features import endless_order, pad, present
@@ -115,6 +117,7 @@ def main() -> None:
                 print(json.dumps(log[-1]), f"{time.time() - started:.0f} s", flush=True)
                 recent.clear()
         model.save(args.out)
+        served_drafter.write(args.out, "eagle3-tree", os.path.relpath(args.target, args.out))
         (args.out / RECORD).write_text(json.dumps({"log": log}, indent=1) + "\n")
 
 

@@ -9,12 +9,14 @@ target's own continuations of held-out prefixes that do not loop.
 """
 
 import json
+import os
 import time
 from dataclasses import asdict
 
 import torch
 from transformers import LlamaForCausalLM
 
+from vllm_specext import served_drafter
 from vllm_specext.demo.training_text import CHAIN, PROMPT, arguments, held_out_rows, training_rows
 from vllm_specext.methods.griffin.checkpoint import read_tensors
 from vllm_specext.training.acceptance import measure_acceptance
@@ -46,6 +48,7 @@ def main() -> None:
     if args.first_stage > 1:
         model.load_state_dict({name: tensor.float() for name, tensor in read_tensors(args.out).items()})
     train(model, target.lm_head.weight, batches, args.out, recipe, torch.float16, args.first_stage)
+    served_drafter.write(args.out, "griffin", os.path.relpath(args.target, args.out))
     figures = {
         name: {"rows": len(rows), **asdict(measure_acceptance(model, target, rows, PROMPT, CHAIN))}
         for name, rows in held_out_rows(target, args.work).items()

@@ -8,12 +8,14 @@ on the target's own continuations of held-out prefixes that do not loop.
 """
 
 import json
+import os
 import time
 from dataclasses import asdict
 
 import torch
 from transformers import LlamaForCausalLM
 
+from vllm_specext import served_drafter
 from vllm_specext.demo.training_text import CHAIN, PROMPT, arguments, held_out_rows, training_rows
 from vllm_specext.training.moa_acceptance import measure_moa_acceptance
 from vllm_specext.training.moa_target import endless_rows, last_target_layers
@@ -73,6 +75,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(2 if args.resume else 1)  # not the first batches once more
     batches = endless_rows(target, rows, args.batch, generator, used, bfloat16=bfloat16, compiled=True)
     train(model, target.lm_head.weight, last_layers, batches, args.out, recipe, torch.float16, state)
+    served_drafter.write(args.out, "moa", os.path.relpath(args.target, args.out))
     figures = {
         name: {"rows": len(rows), **asdict(measure_moa_acceptance(model, target, rows, PROMPT, CHAIN))}
         for name, rows in held_out_rows(target, args.work).items()
