@@ -83,7 +83,9 @@ def lay_out(
 
 def accepted_rows(starts: Tensor, path: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
     requests, length = path.shape
-    source, destination = torch.empty(2, requests, length, dtype=torch.int64, device=path.device)
+    source = torch.empty(requests, length, dtype=torch.int64, device=path.device)
+    # Not the second half of one tensor: where that is aligned to less, Triton compiles another variant.
+    destination = torch.empty_like(source)
     _accepted_rows_kernel[requests,](
         starts, path, accepted, source, destination, path.stride(0),
         LENGTH=length, BLOCK_L=triton.next_power_of_2(length), num_warps=1,
