@@ -67,8 +67,9 @@ def test_a_drafters_memory_is_told_by_token_and_by_request() -> None:
 
 
 def test_the_sizes_of_captured_graphs_are_told() -> None:
-    descs = [SimpleNamespace(num_reqs=2, num_tokens=8), SimpleNamespace(num_reqs=None, num_tokens=4)]
-    manager = SimpleNamespace(_capture_descs={"FULL": descs})
+    whole = [SimpleNamespace(num_reqs=2, num_tokens=8), SimpleNamespace(num_reqs=4, num_tokens=4)]
+    in_pieces = [SimpleNamespace(num_reqs=None, num_tokens=512)]  # for any number of requests
+    manager = SimpleNamespace(_capture_descs={"FULL": whole, "PIECEWISE": in_pieces})
     assert graphs(SimpleNamespace(growth_graphs=manager, prefill_cudagraph_manager=None)) == "for 2, 4 requests"
     assert graphs(SimpleNamespace(growth_graphs=None)) == "none"
 

@@ -99,8 +99,8 @@ def mebibytes(size: int) -> str:
 
 
 def graphs(speculator: Any) -> str:
-    """Numbers of requests for which the drafter's passes are captured."""
+    """Numbers of requests for which the drafter's passes are captured whole; what is captured in pieces has none."""
     managers = [value for value in vars(speculator).values() if hasattr(value, "_capture_descs")]
     captured = [desc for each in managers for descs in each._capture_descs.values() for desc in descs]
-    sizes = {desc.num_reqs or desc.num_tokens for desc in captured}
+    sizes = {desc.num_reqs for desc in captured if desc.num_reqs is not None}
     return f"for {', '.join(map(str, sorted(sizes)))} requests" if sizes else "none"
