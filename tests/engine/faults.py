@@ -175,3 +175,18 @@ def read_features_in_the_steps_order() -> None:
         return made if rows is None else made[: len(rows)]
 
     Eagle3TreeSpeculator.features = features  # type: ignore[method-assign]
+
+
+def read_states_of_the_step_before() -> None:
+    """The drafter reads hidden states that the target left a step ago, where that step had as many rows."""
+    from vllm_specext.methods.eagle.speculator import Eagle3TreeSpeculator
+
+    stock = Eagle3TreeSpeculator.features
+
+    def features(self: Any, last_hidden_states: Any, aux_hidden_states: Any, rows: Any) -> Any:
+        before = getattr(self, "states_before", aux_hidden_states)
+        self.states_before = aux_hidden_states
+        fits = before[0].shape == aux_hidden_states[0].shape
+        return stock(self, last_hidden_states, before if fits else aux_hidden_states, rows)
+
+    Eagle3TreeSpeculator.features = features  # type: ignore[method-assign]

@@ -1,11 +1,14 @@
 """CUDA graphs on a CPU: what is captured is run and recorded, operation by operation, and replayed on the same memory.
 
 As on a device, a replay knows nothing of Python: it reads tensors where they were when they were captured and leaves
-its results there. What a device could not capture is refused: asking for a value on the host.
+its results there. What a device could not capture is refused: asking for a value on the host. The target's passes are
+not recorded, but their batches are padded as graphs are, and their results gone with the next step as theirs are.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -21,6 +24,9 @@ WAITS = {
     aten.equal.default,
     aten.is_nonzero.default,
 }
+
+PADDED_TO, MOST_PADDED = 16, 512
+"""Rows of a batch of the target: a multiple of the first, as far as the second."""
 
 
 class RecordedGraph:
@@ -66,6 +72,7 @@ def install(sizes: list[int], replays: list[Any]) -> None:
     """Have speculators capture their graphs for these numbers of requests before their first real step, and note in
     ``replays`` those that run."""
     import vllm.v1.worker.gpu.cudagraph_utils as stock
+    import vllm.v1.worker.gpu.model_runner as runners
     from vllm.config.compilation import CUDAGraphMode
     from vllm.model_executor.layers.attention import Attention
     from vllm.platforms import current_platform
@@ -96,6 +103,8 @@ def install(sizes: list[int], replays: list[Any]) -> None:
     )
     for speculator in (TreeSpeculator, MoASpeculator, SwiftSpeculator, ForeignSpeculator):
         _capture_first(speculator)
+    _leave_in_buffers(runners.GPUModelRunner)
+    _pad_batches(runners)
 
 
 def _always_on(manager: Any, sizes: list[int], mode: Any) -> None:
@@ -128,3 +137,39 @@ def _capture_first(speculator: Any) -> None:
         return stock(self, *args, **kwargs)
 
     speculator.propose = propose
+
+
+def _leave_in_buffers(runner: Any) -> None:
+    """What the target's pass leaves is gone after the step, and what it leaves for the rows that pad a batch is
+    nothing to read."""
+    stock = runner.sample_tokens
+
+    @wraps(stock)  # the plug-in looks at the signature
+    def sample_tokens(self: Any, grammar_output: Any) -> Any:
+        state = self.execute_model_state
+        left = [] if state is None else [state.hidden_states, *(state.aux_hidden_states or [])]
+        for states in left:
+            _lose(states[state.input_batch.num_tokens :])
+        made = stock(self, grammar_output)
+        for states in left:
+            _lose(states)
+        return made
+
+    runner.sample_tokens = sample_tokens
+
+
+@torch.inference_mode()
+def _lose(states: Tensor) -> None:
+    states.fill_(float("nan"))
+
+
+def _pad_batches(runners: Any) -> None:
+    """The target's batches have as many rows as the graphs of its pieces would have."""
+    stock = runners.dispatch_cg_and_sync_dp
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        batch, sync = stock(*args, **kwargs)
+        padded = -(-batch.num_tokens // PADDED_TO) * PADDED_TO
+        return (replace(batch, num_tokens=padded) if padded <= MOST_PADDED else batch), sync
+
+    runners.dispatch_cg_and_sync_dp = dispatch
