@@ -10,7 +10,7 @@ import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the
 from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.config.compilation import CompilationMode
 
-from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
+from vllm_specext.engine.graph_sizes import capture_no_mixed_batches, drafted_sizes
 from vllm_specext.engine.model_state import with_our_verification
 from vllm_specext.engine.trees import TreeStates
 from vllm_specext.tree.budget import TreeShape
@@ -85,3 +85,28 @@ def test_graphs_of_equally_long_trees_and_of_chains_are_replayed() -> None:
         trees.check_replay(batch)
     trees, _ = step([60], 64, 64)
     trees.check_replay(SimpleNamespace())  # a batch without drafts, or a dummy one
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sizes", "expected"),
+    [
+        ([[1, 1000, 24]], [1, 2, 4, 8, 64], {1: [24], 2: [24], 4: [24], 8: [24], 16: [24]}),
+        ([[1, 16, 24]], [], {}),
+        (
+            [[1, 2, 59], [3, 6, 24], [7, 12, 6], [13, 16, 0]],
+            [1, 2, 4, 8, 16],
+            {1: [59], 2: [59], 4: [24], 6: [24], 8: [6], 12: [6], 16: [0]},
+        ),
+        ([[1, 5, 24], [6, 16, 4]], [1, 2], {1: [24], 2: [24]}),  # no batch is larger than the largest graph
+    ],
+)
+def test_a_batch_is_padded_to_no_number_that_the_schedule_drafts_less_for(
+    schedule: list[list[int]], sizes: list[int], expected: dict[int, list[int]]
+) -> None:
+    config: Any = SimpleNamespace(
+        speculative_config=SimpleNamespace(schedule=schedule),
+        scheduler_config=SimpleNamespace(max_num_seqs=16),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=sizes),
+        num_speculative_tokens=59,
+    )
+    assert drafted_sizes(config) == expected

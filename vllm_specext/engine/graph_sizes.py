@@ -28,12 +28,15 @@ def capture_no_mixed_batches(compilation: CompilationConfig) -> None:
 
 
 def drafted_sizes(vllm_config: VllmConfig) -> dict[int, list[int]]:
-    """Of each number of requests that a graph is captured for, vLLM's capture sizes, the numbers of tokens that the
-    schedule drafts where a batch is padded to it; ascending."""
+    """Of each number of requests that a graph is captured for, the numbers of tokens that the schedule drafts where a
+    batch is padded to it; ascending. The numbers are vLLM's capture sizes and those after which the schedule drafts
+    something else: a batch of fewer is not padded beyond, where no memory was counted for what it drafts."""
     sizes = vllm_config.compilation_config.cudagraph_capture_sizes
     most = vllm_config.scheduler_config.max_num_seqs
     schedule = _by_load(vllm_config)
-    numbers = sorted({min(size, most) for size in sizes or []})
+    captured = {min(size, most) for size in sizes or []}
+    last = {number for number in range(1, max(captured, default=0)) if schedule[number] != schedule[number + 1]}
+    numbers = sorted(captured | last)
     return {number: sorted(set(schedule[smaller + 1 : number + 1])) for smaller, number in pairwise([0, *numbers])}
 
 
