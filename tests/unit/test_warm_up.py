@@ -1,6 +1,7 @@
 """At start everything is compiled that verification can ask for while serving, and nothing larger is drafted than the
 schedule has."""
 
+import inspect
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -109,6 +110,34 @@ def test_compaction_is_compiled_for_every_group_of_layers_and_moves_nothing(monk
     warm_up.compile_compaction(trees, [layers[:2], [], layers[2:]])
     assert seen == [(4, (1, 7)), (2, (1, 7))]
     assert all(torch.equal(layer.kv_cache, old) for layer, old in zip(layers, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "compiled"),
+    [
+        ([[1, 2, 59], [3, 6, 24], [7, 16, 6]], 1),
+        ([[1, 8, 59], [9, 16, 0]], 0),
+        ([[1, 8, 59], [9, 16, 1]], 0),  # the first token is drafted with the tree's
+    ],
+)
+def test_what_drafts_chains_is_compiled_where_the_schedule_has_them(
+    schedule: list[list[int]], compiled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[Any] = []
+    stock = inspect.signature(warm_up.prepare_decode_inputs)
+    monkeypatch.setattr(warm_up, "prepare_decode_inputs", lambda *a, **k: launched.append(stock.bind(*a, **k)))
+    speculator: Any = SimpleNamespace(
+        shape=SHAPE,
+        device=torch.device("cpu"),
+        draft_tokens=torch.zeros(16, 59, dtype=torch.int64),
+        input_buffers=SimpleNamespace(seq_lens=torch.zeros(16, dtype=torch.int32)),
+        sample_src_positions=torch.zeros(16, dtype=torch.int64),
+        max_model_len=512,
+        max_num_reqs=16,
+        advance_draft_positions=True,
+    )
+    warm_up.compile_chains(speculator, schedule)
+    assert [len(call.arguments["draft_tokens"]) for call in launched] == [1] * compiled
 
 
 def test_a_cpu_and_chains_have_nothing_to_compile() -> None:

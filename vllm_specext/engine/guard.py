@@ -73,6 +73,10 @@ SIGNATURES: dict[str, str] = {
     f"{_RUNNER}.spec_decode.eagle.speculator:EagleSpeculator.load_draft_model": (
         "self target_model target_attn_layer_names"
     ),
+    f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:prepare_decode_inputs": (
+        "draft_tokens target_seq_lens num_rejected input_buffers sample_src_positions max_model_len max_num_reqs "
+        "advance_draft_positions"
+    ),
     f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator._run_model": (
         "self num_tokens attn_metadata slot_mappings num_tokens_across_dp cudagraph_runtime_mode mm_inputs"
     ),

@@ -1,7 +1,8 @@
 """Compiling at start what Triton would otherwise compile in the first steps that need it, while requests wait.
 
-vLLM warms up with requests that are drafted chains, so that neither tree attention nor KV compaction runs then; graphs
-are captured for some sizes only. Here every variant that serving can ask for is launched once, on no rows.
+vLLM warms up with requests that verify chains and are drafted trees, so that neither tree attention nor KV compaction
+runs then, nor what drafts chains; graphs are captured for some sizes only. Here every variant that serving can ask for
+is launched once, on no rows.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -9,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import prepare_decode_inputs
 
 from vllm_specext.engine.attention import pages
 from vllm_specext.engine.graph_sizes import most_drafted
+from vllm_specext.engine.tree_speculator import TreeSpeculator
 from vllm_specext.engine.trees import TreeStates
 from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.pointers import Caches
@@ -28,6 +31,8 @@ def warm_up(runner: Any) -> None:
     with torch.inference_mode():
         compile_compaction(trees, groups)
         compile_attention(trees, groups, tables, most_drafted(runner.vllm_config), runner.max_model_len, runner.dtype)
+        if isinstance(runner.speculator, TreeSpeculator):
+            compile_chains(runner.speculator, runner.vllm_config.speculative_config.schedule)
     torch.cuda.synchronize()
 
 
@@ -57,6 +62,23 @@ def compile_attention(
                 if (found := variant(query, keys, rows)) not in compiled:
                     compiled.add(found)
                     layer.impl.forward(layer, query, None, None, layer.kv_cache, rows, output=torch.empty_like(query))
+
+
+def compile_chains(speculator: TreeSpeculator, schedule: Sequence[Sequence[int]]) -> None:
+    """Go on to the second token of a chain, of a request that is nobody's yet, where the ``schedule`` has chains."""
+    shape = speculator.shape
+    if shape is not None and any(1 < nodes <= shape.levels for _, _, nodes in schedule):
+        buffers, none = speculator.input_buffers, torch.zeros(1, dtype=torch.int32, device=speculator.device)
+        prepare_decode_inputs(
+            speculator.draft_tokens[:1, 0],
+            buffers.seq_lens[:1],
+            none,
+            buffers,
+            speculator.sample_src_positions,
+            speculator.max_model_len,
+            speculator.max_num_reqs,
+            advance_draft_positions=speculator.advance_draft_positions,
+        )
 
 
 def kind(layer: Any) -> Hashable:
