@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export VENV FLAVOUR PYTHON PIP_OPTIONS TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve bench test test-all test-fast lint format docs clean
+.PHONY: help setup demo demo-all serve bench test test-all test-fast lint format docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,8 +17,11 @@ help: ## Show this list
 setup: ## Make the virtual environment, if there is none or it is out of date
 	@bash scripts/setup.sh
 
-demo: setup ## Serve the bundled models with and without drafts and compare (writes demo.json)
-	@$(BIN)/vllm-specext demo --json demo.json
+demo: setup ## Serve the bundled models with and without drafts and compare (writes demo.json and demo.png)
+	@$(BIN)/vllm-specext demo --json demo.json --plot demo.png
+
+demo-all: setup ## The same with every method
+	@$(BIN)/vllm-specext demo --all --json demo.json --plot demo.png
 
 serve: setup ## Leave an OpenAI server with GRIFFIN drafts running on the bundled models
 	@$(BIN)/vllm-specext demo --serve

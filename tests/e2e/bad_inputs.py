@@ -149,6 +149,8 @@ OTHERS: dict[str, BadInput] = {
     "the demonstration's taken port": command("demo --serve --port PORT", "--port PORT", "in use"),
     "rows in a missing folder": command("demo --json gone/x", "--json is 'gone/x'", "'gone'"),
     "rows in a folder": command("demo --json .", "--json is '.'", "folder"),
+    "a picture in a missing folder": command("demo --plot gone/x.png", "--plot is 'gone/x.png'", "'gone'"),
+    "a picture that is no PNG": command("demo --plot x.svg", "--plot is 'x.svg'", ".png"),
     "demo without openai": command("demo", "openai", "vllm-specext[bench]", without="openai"),
     "a missing tokenizer": command("pair TARGET ./gone", "DRAFTER is './gone'"),
     "a damaged tokenizer": command(

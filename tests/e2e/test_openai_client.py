@@ -54,7 +54,8 @@ def test_concurrent_greedy_completions_have_the_tokens_of_the_stock_server(
 def test_the_demonstrations_row_is_identical_and_drafts_pay(
     drafting: Server, stock: Server, prompts: list[str]
 ) -> None:
-    plain, drafted = ask_in_turn((stock, drafting), prompts[::3], lambda _: None)
+    answers = ask_in_turn({"plain": stock, "trees": drafting}, prompts[::3], lambda _: None)
+    plain, drafted = answers["plain"], answers["trees"]
     row = summarize("trees", drafted, plain)
     assert row.identical
     assert row.requests == 8

@@ -1,7 +1,9 @@
-"""``vllm-specext demo``: the bundled models with and without drafts, as a table and as JSON."""
+"""``vllm-specext demo``: the bundled models with and without drafts, as a table, as bars, as JSON and as a picture."""
 
 import json
+import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -29,7 +31,9 @@ console = Console()
 
 
 def demo(
+    every_method: Annotated[bool, typer.Option("--all", help="Every method: takes three times as long.")] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the rows to this file, a PNG.")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Only start the GRIFFIN server and leave it running.")] = False,
     port: Annotated[int, typer.Option(min=0, max=HIGHEST, help="Port for --serve; 0 takes a free one.")] = 8000,
 ) -> None:
@@ -41,23 +45,63 @@ def demo(
     require("vllm", "torch", "openai", "prometheus_client")
     if serve:
         check_free(HOST, port)
-    elif json_path is not None:
-        check_file("--json", json_path)
+    else:
+        check_outputs(json_path, plot)
     for ending in (signal.SIGTERM, signal.SIGHUP):  # the servers are sessions of their own: they must not outlive this
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
     if serve:
         leave_running(port)
         return
     from vllm_specext.demo import run
+    from vllm_specext.demo.picture import Bars
 
     with progress() as tell:
-        rows = run.run(tell)
-    console.print(as_table(rows))
+        rows = run.run(tell, run.CONFIGURATIONS if every_method else run.SHORT)
+    console.print(as_table(rows), "", Bars(rows), "")
     if json_path is not None:
         run.write(rows, json_path)
-        console.print(f"written to {json_path}")
+        say(f"written to {json_path}")
+    if plot is not None:
+        say(drawn(rows, plot))
     if different := [row.method for row in rows if not row.identical]:
         raise ConfigurationError(f"the answers of {', '.join(different)} differ from those of plain decoding.")
+    say(f"\nNext, serve the target with its GRIFFIN drafter to any OpenAI client:\n\n{serve_command()}\n")
+
+
+def check_outputs(json_path: Path | None, plot: Path | None) -> None:
+    if json_path is not None:
+        check_file("--json", json_path)
+    if plot is not None:
+        if plot.suffix != ".png":
+            raise ConfigurationError(f"--plot is {str(plot)!r}, but must end in .png.")
+        check_file("--plot", plot)
+
+
+def drawn(rows: "list[Row]", plot: Path) -> str:
+    """Draw ``plot`` and say so, or say what for want of which it is not there."""
+    from vllm_specext.demo.picture import draw
+
+    try:
+        require("matplotlib")
+    except ConfigurationError as error:
+        return f"{plot} is not drawn: {error}"
+    draw(rows, plot)
+    return f"drawn to {plot}"
+
+
+def serve_command() -> str:
+    """What to type in this folder and shell."""
+    from vllm_specext.cli import PROGRAM
+    from vllm_specext.demo.server import MODELS
+
+    program = PROGRAM if shutil.which(PROGRAM) else os.path.relpath(Path(sys.executable).with_name(PROGRAM))
+    drafter = MODELS / "griffin"
+    here = drafter.is_relative_to(Path.cwd())
+    return shlex.join([program, "serve", f"./{drafter.relative_to(Path.cwd())}" if here else str(drafter)])
+
+
+def say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def leave_running(port: int) -> None:
@@ -66,15 +110,10 @@ def leave_running(port: int) -> None:
     with tempfile.TemporaryDirectory(prefix="vllm-specext-demo-") as folder:
         log = Path(folder) / "server.log"
         with Server(log, GRIFFIN_CHAIN, port=port) as server, progress() as tell:
-            server.start(partial(tell, "loading the server"))
+            server.start(partial(tell, "starting the server"))
             body = json.dumps({"model": "bundled", "prompt": "def fibonacci(n):", "max_tokens": 48, "temperature": 0})
-            console.print(f"Serving at {server.url}/v1 (log: {log}). Ask it something:\n")
-            console.print(
-                f"curl {server.url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n",
-                soft_wrap=True,
-                markup=False,
-                highlight=False,
-            )
+            say(f"Serving at {server.url}/v1 (log: {log}). Ask it something:\n")
+            say(f"curl {server.url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n")
             tell("serving", "Ctrl-C stops it")
             try:
                 while server.process is not None and server.process.poll() is None:
@@ -116,6 +155,6 @@ def progress() -> "Iterator[Tell]":
         nonlocal last_stage, told
         if stage != last_stage or time.monotonic() - told > 10:
             last_stage, told = stage, time.monotonic()
-            console.print(f"{stage}  {doing}", markup=False, highlight=False, soft_wrap=True)
+            say(f"{stage}  {doing}")
 
     yield tell

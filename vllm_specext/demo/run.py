@@ -1,15 +1,16 @@
 """The demonstration: the same held-out prompts, one at a time through an OpenAI client, without and with drafts.
 
-The plain server and one with drafts are up together and take turns, so that a machine that is slow for a while is slow
-for both. A row is ``identical`` when every prompt gets exactly the token ids of plain decoding. Tokens
-per verification and what else is said about drafts leave out prompts whose plain continuation is a loop, because a loop
-is easy to draft.
+The plain server and up to three with drafts are up together and take turns, so that a machine that is slow for a while
+is slow for all of them. Nothing is started or stopped while they are asked. A row is ``identical`` when every prompt
+gets exactly the token ids of plain decoding. Tokens per verification and what else is said about drafts leave out
+prompts whose plain continuation is a loop, because a loop is easy to draft.
 """
 
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -20,6 +21,7 @@ from openai import OpenAI
 
 from vllm_specext.demo.loops import is_loop
 from vllm_specext.demo.server import (
+    EAGLE3_TREE,
     GRIFFIN_CHAIN,
     GRIFFIN_TREE,
     MOA_TREE,
@@ -29,18 +31,27 @@ from vllm_specext.demo.server import (
     TARGET,
     TLI,
     Server,
+    room,
+    start_together,
 )
 
-CONFIGURATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+Configurations = Sequence[tuple[str, dict[str, Any]]]
+"""Rows after ``plain``: name and ``--speculative-config``."""
+SHORT: Configurations = (
     ("griffin-chain", GRIFFIN_CHAIN),
     ("griffin-tree", GRIFFIN_TREE),
+    ("eagle3-tree", EAGLE3_TREE),
+)
+CONFIGURATIONS: Configurations = (
+    *SHORT,
     ("moa-tree", MOA_TREE),
     ("swift", SWIFT),
     ("slem", SLEM),
     ("tli", TLI),
     ("slrs", SLRS),
 )
-"""Rows after ``plain``: name and ``--speculative-config``."""
+SERVERS_AT_ONCE = 4
+"""Plain decoding's and three more, where memory has room."""
 PROMPTS = Path(__file__).parent / "prompts.json"
 MAX_TOKENS = 96
 PROMPTS_PER_TURN = 4
@@ -97,42 +108,45 @@ class Answer:
     speculation: Speculation = Speculation()
 
 
-def run(tell: Tell, target: Path = TARGET) -> list[Row]:
+def run(tell: Tell, configurations: Configurations = SHORT, target: Path = TARGET) -> list[Row]:
     """Measure plain decoding, and every configuration in turn with it."""
     prompts = [prompt["text"] for prompt in json.loads(PROMPTS.read_text(encoding="utf-8"))]
+    beside = max(1, min(SERVERS_AT_ONCE, room()) - 1)
     rows: list[Row] = []
     with (
         tempfile.TemporaryDirectory(prefix="vllm-specext-demo-") as folder,
-        Server(Path(folder) / "plain.log", target=target) as plain_server,
+        Server(Path(folder) / "plain.log", target=target) as plain,
     ):
-        plain_server.start(partial(tell, "plain: loading the server"))
-        for name, speculative in CONFIGURATIONS:
-            with Server(Path(folder) / f"{name}.log", speculative, target=target) as server:
-                server.start(partial(tell, f"{name}: loading the server"))
-                plain, answers = ask_in_turn(
-                    (plain_server, server), prompts, partial(tell, f"plain and {name}: asking")
-                )
-            if not rows:
-                rows.append(summarize("plain", plain, plain))
-            rows.append(summarize(name, answers, plain))
+        starting = {"plain": plain}
+        for first in range(0, len(configurations), beside):
+            with ExitStack() as until_asked:
+                for name, speculative in configurations[first : first + beside]:
+                    server = Server(Path(folder) / f"{name}.log", speculative, target=target)
+                    starting[name] = until_asked.enter_context(server)
+                start_together(starting, partial(tell, "starting servers"))
+                answers = ask_in_turn({"plain": plain} | starting, prompts, partial(tell, "asking"))
+            rows += [summarize(name, answers[name], answers["plain"]) for name in starting]
+            starting = {}
     return rows
 
 
 def ask_in_turn(
-    servers: tuple[Server, Server], prompts: list[str], tell: Callable[[str], None]
-) -> tuple[list[Answer], list[Answer]]:
-    """Greedy answers of both servers, in order, after one of each that only warms it up."""
-    clients = [OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) for server in servers]
-    for client, server in zip(clients, servers, strict=True):
-        ask(client, server, prompts[-1])
-    answers: tuple[list[Answer], list[Answer]] = ([], [])
+    servers: Mapping[str, Server], prompts: list[str], tell: Callable[[str], None]
+) -> dict[str, list[Answer]]:
+    """Greedy answers of all servers, in order, after one of each that only warms it up."""
+    clients = {
+        name: OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) for name, server in servers.items()
+    }
+    for name, server in servers.items():
+        ask(clients[name], server, prompts[-1])
+    answers: dict[str, list[Answer]] = {name: [] for name in servers}
     for first in range(0, len(prompts), PROMPTS_PER_TURN):
         turn = prompts[first : first + PROMPTS_PER_TURN]
-        for client, server, received in zip(clients, servers, answers, strict=True):
+        for name, server in servers.items():
             time.sleep(SETTLING_SECONDS)
             for number, prompt in enumerate(turn, start=first + 1):
-                tell(f"prompt {number} of {len(prompts)}")
-                received.append(ask(client, server, prompt))
+                tell(f"prompt {number} of {len(prompts)}, {name}")
+                answers[name].append(ask(clients[name], server, prompt))
     return answers
 
 
