@@ -9,6 +9,7 @@ README = ROOT / "README.md"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SOURCE = PROJECT["urls"]["Source"]
 FILES = f"{SOURCE}/blob/main/"
+PICTURES = FILES.replace("github.com", "raw.githubusercontent.com").replace("/blob", "")
 LINK = re.compile(r"""\]\(\s*<?([^)\s>]+)|^\[[^\]]+\]:\s*(\S+)|(?:href|src)=["']([^"']+)""", re.MULTILINE)
 
 
@@ -33,6 +34,14 @@ def test_links_into_the_repository_name_files_and_headings_that_exist() -> None:
         path, _, anchor = link.removeprefix(FILES).partition("#")
         assert (ROOT / path).is_file(), link
         assert not anchor or anchor in anchors(ROOT / path), link
+
+
+def test_the_readme_begins_with_a_picture_that_exists() -> None:
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", prose(README).partition("\n## ")[0])
+    assert pictures
+    for picture in pictures:
+        assert picture.startswith(PICTURES)
+        assert (ROOT / picture.removeprefix(PICTURES)).is_file(), picture
 
 
 def test_the_projects_addresses_belong_together() -> None:
