@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.tree.budget import TreeShape, lookahead, pool_size
+from vllm_specext.tree.budget import TreeShape, lookahead, pool_size, shape_for
 
 MAX_DRAFT_TOKENS = 256
 """More than this at once never pays; the bound keeps a typing error from allocating buffers for it."""
@@ -53,14 +53,18 @@ class MethodOptions(BaseModel):
         return None if self.tree is None else lookahead(self.tree.levels, self.tree.top_k, self.root_slots)
 
 
+TOP_K = (
+    "children kept per node and nodes kept per level; 1 drafts a chain; when absent, trees with fewer nodes than by "
+    "default are narrower"
+)
+
+
 class DrafterOptions(MethodOptions):
     """What methods with a drafter of their own that grows trees share."""
 
     model: str = Field(min_length=1, description="the drafter: a directory or a hub id")
     tree_depth: int = Field(6, ge=1, le=32, description="levels of the draft tree")
-    tree_top_k: int = Field(
-        10, ge=1, le=64, description="children kept per node and nodes kept per level; 1 drafts a chain"
-    )
+    tree_top_k: int = Field(10, ge=1, le=64, description=TOP_K)
     revision: str | None = Field(None, description="branch, tag or commit of the drafter on the hub")
     attention_backend: str | None = Field(
         None, description="attention backend of the drafter; vLLM chooses when absent"
@@ -71,7 +75,12 @@ class DrafterOptions(MethodOptions):
         # A tree with no more nodes than levels is a chain, because every level keeps at least one node.
         if self.tree_top_k == 1 or self.num_speculative_tokens <= self.tree_depth:
             return None
-        return TreeShape(self.num_speculative_tokens, self.tree_depth, self.tree_top_k)
+        nodes, levels, top_k = self.num_speculative_tokens, self.tree_depth, self.tree_top_k
+        usual = type(self).model_fields["num_speculative_tokens"].default
+        if "tree_top_k" not in self.model_fields_set and nodes < usual:
+            # As wide as the usual tree, 8 nodes would hardly leave the first level, and bring less than a chain.
+            top_k = min(top_k, shape_for(nodes, TreeShape(usual, levels, top_k)).top_k)
+        return TreeShape(nodes, levels, top_k)
 
 
 SWIFT_LEVELS = 25
@@ -118,9 +127,7 @@ class MoAOptions(DrafterOptions):
 
     method: Literal["moa"] = "moa"
     num_speculative_tokens: int = Field(62, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
-    tree_top_k: int = Field(
-        8, ge=1, le=64, description="children kept per node and nodes kept per level; 1 drafts a chain"
-    )
+    tree_top_k: int = Field(8, ge=1, le=64, description=TOP_K)
     target_layer_inference: int | None = Field(
         None,
         ge=0,

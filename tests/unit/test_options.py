@@ -75,10 +75,14 @@ def options(**keys: Any) -> GriffinOptions:
     ("keys", "tree"),
     [
         ({}, TreeShape(59, 6, 10)),
-        ({"num_speculative_tokens": 7}, TreeShape(7, 6, 10)),
+        ({"num_speculative_tokens": 7}, TreeShape(7, 6, 2)),
+        ({"num_speculative_tokens": 24}, TreeShape(24, 6, 5)),
+        ({"num_speculative_tokens": 24, "tree_top_k": 10}, TreeShape(24, 6, 10)),
+        ({"num_speculative_tokens": 100}, TreeShape(100, 6, 10)),
         ({"num_speculative_tokens": 6}, None),
         ({"tree_top_k": 1}, None),
-        ({"num_speculative_tokens": 2, "tree_depth": 1}, TreeShape(2, 1, 10)),
+        ({"num_speculative_tokens": 2, "tree_depth": 1}, TreeShape(2, 1, 2)),
+        ({"num_speculative_tokens": 58, "tree_depth": 1}, TreeShape(58, 1, 10)),
     ],
 )
 def test_more_nodes_than_levels_make_a_tree_and_others_a_chain(keys: dict[str, Any], tree: TreeShape | None) -> None:
