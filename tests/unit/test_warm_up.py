@@ -112,6 +112,20 @@ def test_compaction_is_compiled_for_every_group_of_layers_and_moves_nothing(monk
     assert all(torch.equal(layer.kv_cache, old) for layer, old in zip(layers, before, strict=True))
 
 
+def test_rows_are_compiled_for_numbers_that_16_divides_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Any] = []
+    stock = inspect.signature(warm_up.gather_draft_sampled)
+    monkeypatch.setattr(warm_up, "gather_draft_sampled", lambda *a: launched.append(stock.bind(*a).arguments))
+    ids, positions = torch.zeros(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int64)
+    lengths = torch.zeros(8, dtype=torch.int32)
+    warm_up.compile_rows(SimpleNamespace(input_ids=ids, positions=positions), lengths)
+    assert [len(call["logits_indices"]) % 16 == 0 for call in launched] == [True, False]
+    assert all(call["prefill_len"] is lengths for call in launched)
+    # Of the types that a step has, or others would be compiled.
+    rows = "logits_indices", "expanded_idx_mapping", "expanded_local_pos"
+    assert all([call[name].dtype for name in rows] == [torch.int64, torch.int64, torch.int32] for call in launched)
+
+
 @pytest.mark.parametrize(
     ("schedule", "compiled"),
     [

@@ -73,6 +73,9 @@ SIGNATURES: dict[str, str] = {
     f"{_RUNNER}.spec_decode.eagle.speculator:EagleSpeculator.load_draft_model": (
         "self target_model target_attn_layer_names"
     ),
+    f"{_RUNNER}.spec_decode.rejection_sampler:gather_draft_sampled": (
+        "input_ids positions logits_indices expanded_idx_mapping expanded_local_pos prefill_len"
+    ),
     f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:prepare_decode_inputs": (
         "draft_tokens target_seq_lens num_rejected input_buffers sample_src_positions max_model_len max_num_reqs "
         "advance_draft_positions"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import gather_draft_sampled
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import prepare_decode_inputs
 
 from vllm_specext.engine.attention import pages
@@ -29,11 +30,20 @@ def warm_up(runner: Any) -> None:
     groups = runner.model_state.target_layers_by_group
     tables = [runner.block_tables.input_block_tables[group] for group in range(len(groups))]
     with torch.inference_mode():
+        compile_rows(runner.input_buffers, runner.req_states.prefill_len.gpu)
         compile_compaction(trees, groups)
         compile_attention(trees, groups, tables, most_drafted(runner.vllm_config), runner.max_model_len, runner.dtype)
         if isinstance(runner.speculator, TreeSpeculator):
             compile_chains(runner.speculator, runner.vllm_config.speculative_config.schedule)
     torch.cuda.synchronize()
+
+
+def compile_rows(buffers: Any, prefill_lens: Tensor) -> None:
+    """Look up the drafts of as many rows as 16 divides, and of another number: Triton tells the two apart, and vLLM
+    warms up with one number alone."""
+    for count in (16, 17):
+        rows = torch.zeros(count, dtype=torch.int64, device=prefill_lens.device)
+        gather_draft_sampled(buffers.input_ids, buffers.positions, rows, rows, rows.int(), prefill_lens)
 
 
 def compile_compaction(trees: TreeStates, groups: Sequence[Sequence[Any]]) -> None:
