@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.test_bad_input import FILES, copy_of_drafter
+from tests.e2e.test_bad_input import FILES, copy_of_drafter, drop
 from vllm_specext.served_drafter import served_keys
 
 Prepare = Callable[[Path], object]
@@ -56,6 +56,11 @@ def file(name: str, text: str) -> Prepare:
     return write
 
 
+def without_its_norm(folder: Path) -> None:
+    copy_of_drafter("eagle3-tree", folder, drop("norm.weight"))
+
+
+PEAGLE = {"speculators_model_type": "peagle", "speculators_config": {}, "transformer_layer_config": {}}
 SET = {"model": "t", "architecture": "LlamaForCausalLM", "layers": 12, "hidden_size": 256, "vocab_size": 2048}
 SET |= {"skip_ratio": 0.25, "skipped_attention": [1], "skipped_mlp": [2], "matchness": 0.5, "steps": 1, "history": []}
 listed = file("drafter/config.json", '{"model_type": ["x"]}')
@@ -101,6 +106,18 @@ SERVE: dict[str, BadInput] = {
         {"method": "slem", "model": "./drafter"}, "drafter/config.json: model_type is ['x']", prepare=listed
     ),
     "a truncated drafter": griffin("drafter/model.safetensors", "truncated", model="./drafter", prepare=truncated),
+    "an EAGLE-3 drafter without a tensor": launch(
+        {"method": "eagle3-tree", "model": "./drafter"},
+        "drafter/model.safetensors",
+        "lacks tensor norm.weight",
+        prepare=without_its_norm,
+    ),
+    "a drafter of P-EAGLE": launch(
+        {"method": "eagle3-tree", "model": "./drafter"},
+        "drafter/config.json: speculators_model_type is 'peagle'",
+        "P-EAGLE",
+        prepare=file("drafter/config.json", json.dumps(PEAGLE)),
+    ),
     "a combination that is refused": command(
         'serve TARGET --pipeline-parallel-size=2 --speculative-config={"method":"swift"}', "--pipeline-parallel-size"
     ),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vllm_specext.demo.server import GRIFFIN_CHAIN, MOA_TREE, TARGET
+from vllm_specext.demo.server import EAGLE3_TREE, GRIFFIN_CHAIN, MOA_TREE, TARGET
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.griffin import checkpoint as griffin
 from vllm_specext.methods.moa import checkpoint as moa
@@ -20,7 +20,7 @@ from vllm_specext.methods.moa import checkpoint as moa
 Edit = Callable[[Path], None]
 Tensors = dict[str, torch.Tensor]
 WEIGHTS = "model.safetensors"
-SOUND = {"griffin": GRIFFIN_CHAIN, "moa": MOA_TREE}
+SOUND = {"griffin": GRIFFIN_CHAIN, "eagle3-tree": EAGLE3_TREE, "moa": MOA_TREE}
 """Speculative configurations with nothing wrong with them."""
 
 
@@ -113,6 +113,16 @@ DRAFTERS: dict[str, dict[str, tuple[Edit, list[str]]]] = {
         "a misshapen tensor": (
             resize("fc.fc.weight", slice(None), slice(-2)),
             ["fc.fc.weight", "[256, 510]", "[256, 512]"],
+        ),
+    },
+    "eagle3-tree": FILES
+    | {
+        "half the hidden size": (edit_config(hidden_size=128), ["hidden_size is 128", "256"]),
+        "another vocabulary": (edit_config(vocab_size=2040), ["2040", "2048", "vocab_size"]),
+        "a missing tensor": (drop("norm.weight"), ["norm.weight"]),
+        "a misshapen tensor": (
+            resize("fc.weight", slice(None), slice(-2)),
+            ["fc.weight", "[256, 766]", "[256, 768]"],
         ),
     },
     "moa": FILES

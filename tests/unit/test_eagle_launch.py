@@ -40,15 +40,19 @@ def with_keys(folder: Path, source: Path, **keys: Any) -> Path:
 
 
 def test_the_drafter_is_configured_as_for_vllms_own_method() -> None:
+    """What vLLM would find out later is said: the target's layers, hidden size and context."""
     ours = launched(EAGLE3).speculative_config
     stock = launched({"method": "eagle3", "model": EAGLE3["model"], "num_speculative_tokens": 4}).speculative_config
     assert ours is not None
     assert stock is not None
     assert (ours.method, stock.method) == ("eagle3-tree", "eagle3")
     assert ours.draft_model_config.architectures == ["Eagle3LlamaForCausalLM"]
-    for name in ("hf_config", "architectures", "max_model_len", "dtype"):
+    for name in ("architectures", "max_model_len", "dtype"):
         one, other = (getattr(config.draft_model_config, name) for config in (ours, stock))
-        assert (one.to_dict() if name == "hf_config" else one) == (other.to_dict() if name == "hf_config" else other)
+        assert one == other
+    said = {LAYERS: [2, 6, 9], "num_aux_hidden_states": 3, "target_hidden_size": 256, "max_position_embeddings": 512}
+    own, theirs = (config.draft_model_config.hf_config.to_dict() for config in (ours, stock))
+    assert own == theirs | said
 
 
 def test_the_layers_that_are_read_are_part_of_what_is_compiled(tmp_path: Path) -> None:

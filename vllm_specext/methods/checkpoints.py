@@ -10,7 +10,7 @@ import math
 import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,23 @@ MAX_ROPE_FACTOR = 1024
 Shapes = dict[str, tuple[int, ...]]
 """Of tensors, by name."""
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
+FLOAT = "floating-point"
+"""All types of numbers that a weight may have, for `Header`."""
+
+_DTYPES = dict.fromkeys(("F64", "F32", "F16", "BF16"), FLOAT) | {"I64": "int64", "BOOL": "bool"}
+"""What safetensors calls them."""
+
 _CHECKED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """Types whose values are looked at; the numbers of quantised tensors are not what they stand for."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of a tensor before its values."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """`FLOAT`, or the type's name in torch."""
 
 
 def weights_file(directory: Path) -> Path:
@@ -48,21 +62,46 @@ def weights_file(directory: Path) -> Path:
     raise ConfigurationError(f"{directory} has neither {SAFETENSORS} nor {BIN}.")
 
 
-def tensor_shapes(path: Path) -> Shapes:
-    """From the header alone: no weight is read."""
-    if path.name == BIN:
-        found = {name: (tuple(x.shape), x.is_floating_point()) for name, x in _load_bin(path, "meta").items()}
+def tensor_headers(path: Path) -> dict[str, Header]:
+    """By name; no weight is read."""
+    if path.suffix == ".bin":
+        found = {name: Header(tuple(x.shape), _dtype(x)) for name, x in _load_bin(path, "meta").items()}
     else:
         try:
             with safe_open(path, framework="pt") as file:
                 slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                found = {name: (tuple(x.get_shape()), x.get_dtype() in _FLOATS) for name, x in slices.items()}
+                found = {
+                    name: Header(tuple(x.get_shape()), _DTYPES.get(x.get_dtype(), x.get_dtype()))
+                    for name, x in slices.items()
+                }
         except (SafetensorError, OSError) as error:
             raise _unreadable(path) from error
-    for name, (_, is_floating) in found.items():
-        if not is_floating:
+    return {name: header for name, header in found.items() if not _is_ignored(name)}
+
+
+def tensor_shapes(path: Path) -> Shapes:
+    """From the header alone: no weight is read."""
+    found = tensor_headers(path)
+    check_floating(path, found)
+    return {name: header.shape for name, header in found.items()}
+
+
+def check_floating(path: Path, found: dict[str, Header]) -> None:
+    for name, header in found.items():
+        if header.dtype != FLOAT:
             raise ConfigurationError(f"{path}: tensor {name} does not hold floating-point numbers.")
-    return {name: shape for name, (shape, _) in found.items() if not _is_ignored(name)}
+
+
+def load_tensor(path: Path, name: str) -> Tensor:
+    """One tensor, on the CPU and in the file's dtype."""
+    if path.suffix == ".bin":
+        return _load_bin(path, "cpu")[name]
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(path) from error
+    return tensor
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -163,20 +202,26 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise ConfigurationError(f"{directory} is not a directory.")
     path = directory / "config.json"
-    _check_regular(path)
-    if path.exists() and (size := path.stat().st_size) > MAX_CONFIG_BYTES:
-        raise ConfigurationError(f"{path} has {size} bytes; at most {MAX_CONFIG_BYTES} are allowed.")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"{directory} has no config.json.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is not valid JSON.") from error
-    if not isinstance(config, dict):
-        raise ConfigurationError(f"{path} does not hold a JSON object.")
+    if not path.exists():
+        raise ConfigurationError(f"{directory} has no config.json.")
+    config = read_object(path)
     if not isinstance(kind := config.get("model_type"), str | None):
         raise ConfigurationError(f"{path}: model_type is {kind!r}; expected a text.")
     return config
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file that is there."""
+    _check_regular(path)
+    if (size := path.stat().st_size) > MAX_CONFIG_BYTES:
+        raise ConfigurationError(f"{path} has {size} bytes; at most {MAX_CONFIG_BYTES} are allowed.")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is not valid JSON.") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{path} does not hold a JSON object.")
+    return found
 
 
 def positive(directory: Path, config: dict[str, Any], key: str, kind: type[int] | type[float]) -> Any:
@@ -239,6 +284,10 @@ def _check_regular(path: Path) -> None:
 
 def _is_ignored(name: str) -> bool:
     return name.endswith(".rotary_emb.inv_freq")
+
+
+def _dtype(tensor: Tensor) -> str:
+    return FLOAT if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
 
 
 def _load_safetensors(path: Path) -> dict[str, Tensor]:
