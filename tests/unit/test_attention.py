@@ -32,6 +32,13 @@ def rows(count: int) -> TreeRows:
     return TreeRows(nothing[0], nothing[0, 0], nothing[0, 0], nothing, count, 1, 1, 1)
 
 
+def test_a_layer_whose_attention_is_cut_into_chunks_is_refused() -> None:
+    chunked = layer()
+    chunked.attention_chunk_size = 8192
+    with pytest.raises(ConfigurationError, match="attention in chunks"):
+        wrap_target_layers([chunked], LEVELS)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

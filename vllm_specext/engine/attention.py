@@ -116,6 +116,8 @@ def _arguments(layer: Any, levels: int) -> dict[str, Any]:
         ("attention sinks", getattr(impl, "sinks", None) is not None),
         ("ALiBi", getattr(impl, "alibi_slopes", None) is not None),
         ("keys and values of another layer", getattr(impl, "kv_sharing_target_layer_name", None) is not None),
+        # Its backend has the name of the one that it divides the work for.
+        ("attention in chunks", getattr(layer, "attention_chunk_size", None) is not None),
     ):
         if present:
             raise ConfigurationError(
