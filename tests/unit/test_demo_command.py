@@ -168,5 +168,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_starts(tmp_
 
 @pytest.mark.parametrize(("target", "options"), [("demo", ""), ("demo-all", "--all ")])
 def test_make_writes_the_rows_and_the_picture(target: str, options: str) -> None:
-    shown = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    # `make test` starts this make too, which would name its folder.
+    command = ["make", "--no-print-directory", "-n", target]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[-1].endswith(f"/vllm-specext demo {options}--json demo.json --plot demo.png")
