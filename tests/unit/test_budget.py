@@ -62,6 +62,11 @@ def test_a_width_whose_pool_is_too_small_is_raised() -> None:
     assert shape_for(10, full) == TreeShape(10, 2, 3)
 
 
+def test_a_width_whose_pool_just_fits_is_kept() -> None:
+    full = TreeShape(pool_size(2, 4), levels=2, top_k=4)
+    assert shape_for(pool_size(2, 2), full) == TreeShape(6, 2, 2)
+
+
 def test_the_published_tree_has_the_published_pool() -> None:
     assert pool_size(6, 10) == 510
     assert lookahead(6, 10, root_slots=0) == 50
@@ -102,3 +107,4 @@ def test_equal_neighbours_are_one_range() -> None:
 def test_a_schedule_is_described_for_people() -> None:
     schedule = [[1, 1, 59], [2, 16, 4], [17, MANY, 0]]
     assert describe(schedule, levels=6) == "1: 59, 2-16: 4 (chain), from 17: none"
+    assert describe([[1, 2, 7], [3, MANY, 6]], levels=6) == "1-2: 7, from 3: 6 (chain)"

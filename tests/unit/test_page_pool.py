@@ -25,6 +25,16 @@ def test_those_that_wait_lose_theirs_only_as_far_as_needed() -> None:
     assert (pool.count(0), pool.count(1), pool.count(2)) == (2, 0, 1)
 
 
+def test_nobody_else_loses_pages_once_as_many_are_free_as_are_needed() -> None:
+    pool = PagePool(pages=5, page_size=16)
+    for slot in (0, 1):
+        assert pool.take(slot, 32) is not None
+    new = pool.take(2, 32, waiting=[1, 0])
+    assert new is not None
+    assert len(new) == 2
+    assert (pool.count(0), pool.count(1)) == (2, 0)
+
+
 def test_a_request_that_gets_nothing_keeps_what_it_has() -> None:
     pool = PagePool(pages=3, page_size=16)
     assert pool.take(0, 16) is not None

@@ -38,6 +38,17 @@ def test_drafting_ends_where_it_loses() -> None:
     assert sum(drafted[FIRST_WAIT + COMPARISON :]) < 0.05 * len(drafted)
 
 
+def test_the_bursts_of_a_comparison_alternate_and_begin_with_the_way_that_is_not_used() -> None:
+    for speed, drafts in ((1.5, True), (0.7, False)):
+        payoff, length = Payoff(), SETTLING + BURST
+        if not drafts:
+            run(payoff, 1, FIRST_WAIT + COMPARISON, speed)
+        wait = FIRST_WAIT if drafts else 2 * FIRST_WAIT
+        _, drafted = run(payoff, 1, wait + COMPARISON, speed)
+        assert drafted[:wait] == [drafts] * wait
+        assert drafted[wait:] == ([not drafts] * length + [drafts] * length) * (BURSTS // 2)
+
+
 def test_drafting_begins_again_once_it_pays() -> None:
     payoff = Payoff()
     run(payoff, 1, 400, speed=0.7)

@@ -178,6 +178,11 @@ def test_ranks_of_a_dense_target_are_independent_and_draft_trees(method: str) ->
     refuse(method, launch(data_parallel_size=2))
 
 
+@every_method
+def test_a_mixture_of_experts_on_one_rank_shares_them_with_nobody(method: str) -> None:
+    refuse(method, launch(is_moe=True, data_parallel_size=1))
+
+
 EVERYTHING: dict[str, dict[str, Any]] = {
     "pipeline_parallel": {"pipeline_parallel_size": 2},
     "tensor_parallel": {"tensor_parallel_size": 2},

@@ -131,6 +131,7 @@ def test_ties_and_what_is_within_the_margin_are_not_adopted() -> None:
     step(tied, 0.5)
     candidate = tied.propose()
     assert candidate is not None
+    assert not tied.needs_incumbent(candidate, 0.5)
     assert not tied.settle(candidate, 0.6, incumbent_score=0.6)
 
 
