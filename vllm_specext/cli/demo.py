@@ -31,7 +31,7 @@ console = Console()
 
 
 def demo(
-    every_method: Annotated[bool, typer.Option("--all", help="Every method: takes three times as long.")] = False,
+    every_method: Annotated[bool, typer.Option("--all", help="Every method: takes twice as long.")] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows to this file, a PNG.")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Only start the GRIFFIN server and leave it running.")] = False,
