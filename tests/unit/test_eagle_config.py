@@ -28,6 +28,7 @@ from tests.unit.eagle_folders import (
     safeailab,
     write,
 )
+from vllm_specext.engine.config import register_drafter_formats
 from vllm_specext.methods.eagle import prepare as module
 from vllm_specext.methods.eagle.checkpoint import FILES
 
@@ -79,6 +80,7 @@ def test_speculators_nested_keys_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [nested(), LLAMA | OWN_VOCABULARY], ids=["nested", "at the top"])
 def test_a_checkpoint_may_name_our_method(config: dict[str, Any], tmp_path: Path) -> None:
+    register_drafter_formats()
     keys = {key: nested()[key] for key in OF_SPECULATORS}
     prepared(write(tmp_path, keys | config | {"speculators_model_type": "eagle3-tree"}, eagle3("layers.0.")))
 

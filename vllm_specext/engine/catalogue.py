@@ -146,6 +146,14 @@ CATALOGUE: tuple[Patch, ...] = (
         "vLLM lets a speculator supply the verification",
     ),
     Patch(
+        "formats of drafters",
+        "vllm.transformers_utils.configs.speculators.algos.SUPPORTED_SPECULATORS_TYPES",
+        "checkpoints in the format of the speculators library name a method of a closed list",
+        "added to: eagle3-tree is read as vLLM reads eagle3",
+        "none known: the list is vLLM's own",
+        "vLLM lets plug-ins register speculative methods",
+    ),
+    Patch(
         "auxiliary hidden states",
         "vllm.v1.worker.gpu.model_runner.GPUModelRunner.load_model",
         "the runner has the target give hidden states of its layers for a closed list of method names",

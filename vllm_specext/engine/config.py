@@ -142,6 +142,7 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     refuse(method.name, method.declares, launch)
     _check_schedule(options.num_speculative_tokens_per_batch_size)
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
+    register_drafter_formats()
     fields, overrides = load(method.preparation)(options, launch)
     if method.architecture is not None:
         overrides = {"architectures": [method.architecture], **overrides}
@@ -163,6 +164,16 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     if method.check is not None:
         load(method.check)(options, config)
     return config
+
+
+def register_drafter_formats() -> None:
+    """Let checkpoints in the format of the speculators library name our method where they could name vLLM's."""
+    from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
+
+    for name, method in METHODS.items():
+        reader = SUPPORTED_SPECULATORS_TYPES.get(getattr(method.options, "stock_method", ""))
+        if reader is not None:
+            SUPPORTED_SPECULATORS_TYPES[name] = reader
 
 
 def register_serving_models() -> None:

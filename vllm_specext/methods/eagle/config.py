@@ -14,7 +14,6 @@ from vllm.model_executor.models.registry import ModelRegistry
 from vllm.transformers_utils.config import get_config
 from vllm.transformers_utils.configs.eagle import EAGLEConfig
 from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
-from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import MAX_DIMENSION, positive, read_config
@@ -66,9 +65,6 @@ class Drafter:
 def read_drafter(directory: Path, options: StockDrafterOptions, trust_remote_code: bool) -> Drafter:
     """Raises ``ConfigurationError``."""
     place = str(directory / "config.json")
-    # So that a checkpoint in the speculators' format may name our method, and be served by its own name.
-    if (reader := SUPPORTED_SPECULATORS_TYPES.get(options.stock_method)) is not None:
-        SUPPORTED_SPECULATORS_TYPES[options.method] = reader
     _check_file(place, read_config(directory), options, trust_remote_code)
     method = options.stock_method
     try:

@@ -16,7 +16,9 @@ from vllm_specext.methods.checkpoints import finite
 class EagleTreeSpeculator(TreeSpeculator):
     def make_drafter(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter = super().make_drafter(target_model, target_attn_layer_names)
-        for _ in finite(self.draft_model_config.model, drafter.named_parameters()):
+        shared = set(map(id, target_model.parameters()))
+        own = ((name, weight) for name, weight in drafter.named_parameters() if id(weight) not in shared)
+        for _ in finite(self.draft_model_config.model, own):
             pass
         return drafter
 
