@@ -104,7 +104,7 @@ METHODS: dict[str, Method] = {
             ),
             preparation="vllm_specext.methods.eagle.prepare:prepare",
             check="vllm_specext.methods.eagle.prepare:check",
-            speculator="vllm_specext.methods.eagle.speculator:EagleTreeSpeculator",
+            speculator="vllm_specext.engine.tree_speculator:TreeSpeculator",
         ),
         Method(
             name="moa",

@@ -20,6 +20,7 @@ from tests.unit.eagle_folders import (
     D,
     Edit,
     add,
+    as_bin,
     drop,
     eagle1,
     eagle3,
@@ -238,16 +239,10 @@ def test_a_tree_needs_as_many_candidates_as_there_are_tokens(checkpoint: Path) -
     assert f"{DRAFTED} tokens" in message
 
 
-def test_no_weight_is_read_but_d2t(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm_specext.methods.eagle import checkpoint as reader
-
-    read: list[str] = []
-
-    def load_tensor(path: Path, name: str) -> torch.Tensor:
-        read.append(name)
-        return stock(path, name)
-
-    stock = reader.load_tensor
-    monkeypatch.setattr(reader, "load_tensor", load_tensor)
-    prepared(checkpoint)
-    assert read == ["d2t"]
+@pytest.mark.parametrize("is_bin", [False, True], ids=["safetensors", "bin"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_refused_by_name(is_bin: bool, value: float, checkpoint: Path) -> None:
+    edit_tensors(lambda tensors: tensors["fc.weight"][1].fill_(value))(checkpoint)
+    if is_bin:
+        as_bin(checkpoint)
+    assert "tensor fc.weight holds NaN or an infinity" in refusal(checkpoint)

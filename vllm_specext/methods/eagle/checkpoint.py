@@ -2,8 +2,8 @@
 
 vLLM's loader leaves a parameter that the file lacks as it found the memory, and drops a bias that it has no parameter
 for; such a drafter is served, and drafts nothing that is accepted. So all names and shapes are compared with the
-parameters of vLLM's class before a weight is read. Of the values only ``d2t`` is looked at, which indexes the target's
-vocabulary in every step.
+parameters of vLLM's class before a weight is read. Then values are looked at: NaN and infinities, and ``d2t``, which
+indexes the target's vocabulary in every step.
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ from vllm_specext.methods.checkpoints import (
     check_names,
     check_shapes,
     check_sizes,
+    finite,
     load_tensor,
     read_object,
     tensor_headers,
@@ -120,7 +121,7 @@ class DrafterShape:
 
 
 def check_checkpoint(directory: Path, shape: DrafterShape) -> None:
-    """Compare all names, types and shapes, and read ``d2t``.
+    """Compare all names, types and shapes, and look at the values, one tensor after another.
 
     Raises ``ConfigurationError``, which names the file and the tensor.
     """
@@ -157,6 +158,9 @@ def check_checkpoint(directory: Path, shape: DrafterShape) -> None:
     check_floating(place, {name: header for name, header in found.items() if name not in _VOCABULARIES})
     if "d2t" in found:
         _check_draft_vocabulary(holder["d2t"], shape.vocab_size)
+    # Here, because vLLM's classes keep weights in other forms once they are loaded.
+    for _ in finite(place, ((name, load_tensor(file, name)) for name, file in holder.items())):
+        pass
 
 
 def weight_files(directory: Path) -> list[Path]:
