@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from scripts.markdown import code, table
-from vllm_specext.engine.catalogue import CATALOGUE
+from vllm_specext.engine.catalogue import catalogue
 from vllm_specext.refusals import FEATURES, refused
 from vllm_specext.registry import METHODS
 from vllm_specext.tree.budget import default_schedule, describe
@@ -50,7 +50,7 @@ def refusals() -> str:
 
 
 def patches() -> str:
-    rows = ((patch.name, code(patch.target), patch.why, patch.how, patch.until) for patch in CATALOGUE)
+    rows = ((patch.name, code(patch.target), patch.why, patch.how, patch.until) for patch in catalogue())
     return table(("name", "replaces", "why", "how", "until"), rows)
 
 

@@ -55,8 +55,10 @@ def test_what_the_report_shows_to_be_wrong_is_a_problem(monkeypatch: pytest.Monk
         raise RuntimeError("no device.")
 
     monkeypatch.setattr("vllm_specext.engine.report.facts", fails)
-    monkeypatch.setattr(doctor_module, "exists", lambda target: target != "sys.excepthook")
+    lost = {"error display", "rows of trees"}
+    monkeypatch.setattr("vllm_specext.engine.catalogue.present", lambda entry: entry.name not in lost)
     assert doctor_module.look().problems == [
+        "vllm.v1.attention.backend.AttentionMetadata is missing, which 'rows of trees' adds vllm_specext_tree_rows to.",
         "sys.excepthook is missing, which 'error display' replaces.",
         "vLLM cannot tell what it would run on: RuntimeError: no device.",
     ]

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from vllm_specext.engine import guard
+from vllm_specext.engine.catalogue import catalogue
 from vllm_specext.errors import ConfigurationError
 
 
@@ -29,10 +30,29 @@ def test_every_signature_that_we_rely_on_is_that_of_the_installed_vllm() -> None
 def test_a_changed_signature_and_a_missing_function_are_named() -> None:
     sampler = "vllm.v1.worker.gpu.sample.sampler:Sampler.sample"
     found = problems_in_a_fresh_process(
-        f"guard.SIGNATURES['{sampler}'] = 'self logits'", f"guard.SIGNATURES['{sampler}_not'] = 'self'"
+        f"guard.RELIED_ON['{sampler}'] = 'self logits'", f"guard.RELIED_ON['{sampler}_not'] = 'self'"
     )
     assert f"{sampler} takes (self logits expanded_idx_mapping" in found
     assert f"{sampler}_not is missing" in found
+
+
+def test_what_is_replaced_is_checked_too() -> None:
+    replaced = "vllm.config.vllm.VllmConfig.use_v2_model_runner"
+    runner = "vllm.v1.worker.gpu.model_runner.init_speculator"
+    found = problems_in_a_fresh_process(
+        "from vllm.config.vllm import VllmConfig",
+        "import vllm.v1.worker.gpu.model_runner as runner",
+        "VllmConfig.use_v2_model_runner = property(lambda config, platform: True)",
+        "del runner.init_speculator",
+    )
+    assert f"{replaced} takes (config platform), not (self)." in found
+    assert f"{runner} is missing" in found
+
+
+def test_whatever_is_replaced_by_a_function_has_a_signature_to_check() -> None:
+    without = {entry.name for entry in catalogue() if entry.kind == "replaced" and entry.signature is None}
+    assert without == {"asynchronous scheduling", "error display"}
+    assert not {target.replace(":", ".") for target in guard.RELIED_ON} & {entry.target for entry in catalogue()}
 
 
 @pytest.mark.parametrize(

@@ -4,36 +4,40 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import import_module
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
-from vllm_specext.engine.catalogue import CATALOGUE
+from vllm_specext.engine.catalogue import catalogue, present
 from vllm_specext.engine.patches import _excepthook
+from vllm_specext.engine.replacements import Kind, Replacement
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.registry import METHODS
 
 
 def test_every_entry_says_what_why_how_and_until_when() -> None:
-    for patch in CATALOGUE:
-        assert all(vars(patch).values()), patch.name
-    assert len({patch.target for patch in CATALOGUE}) == len(CATALOGUE)
+    for patch in catalogue():
+        assert all((patch.name, patch.target, patch.why, patch.how, patch.upstream, patch.until)), patch.name
+    assert (
+        len({patch.target for patch in catalogue()}) == len({patch.name for patch in catalogue()}) == len(catalogue())
+    )
 
 
-@pytest.mark.parametrize("target", [patch.target for patch in CATALOGUE])
-def test_every_target_exists_in_the_installed_vllm(target: str) -> None:
-    module, names = target, []
-    while True:
-        try:
-            owner = import_module(module)
-            break
-        except ImportError:
-            module, _, name = module.rpartition(".")
-            names.insert(0, name)
-    for name in names:
-        owner = getattr(owner, name)
+@pytest.mark.parametrize("patch", catalogue(), ids=lambda patch: patch.target)
+def test_every_target_exists_in_the_installed_vllm(patch: Replacement) -> None:
+    assert present(patch)
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_a_target_that_vllm_no_longer_has_is_missed(kind: Kind) -> None:
+    entry = next(entry for entry in catalogue() if entry.kind == kind)
+    owner, _, attribute = entry.target.rpartition(".")
+    assert not present(replace(entry, target=f"{owner}_not.{attribute}"))
+    assert present(replace(entry, target=f"{owner}.no_such_thing")) == (kind == "added")
+    assert not present(replace(entry, target="vllm.no_such_module.thing"))
+    assert kind == "added" or not present(replace(entry, also=(f"{owner}.no_such_thing",)))
 
 
 def test_installing_twice_wraps_once() -> None:

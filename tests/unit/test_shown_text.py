@@ -1,12 +1,14 @@
 """What `methods` and `doctor` show, as a user runs them: nothing is cut, in a pipe or on 80 columns."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from tests.unit.terminal import COLUMNS, Ended, in_a_pipe, on_a_terminal
+from vllm_specext.cli.doctor import change
 from vllm_specext.cli.methods import refused_methods, refused_to
-from vllm_specext.engine.catalogue import CATALOGUE
+from vllm_specext.engine.catalogue import catalogue
 from vllm_specext.refusals import refused_to as refused_by_the_engine
 from vllm_specext.registry import METHODS
 
@@ -104,8 +106,8 @@ def test_the_doctor_says_first_that_nothing_is_wrong_and_leaves_refusals_to_meth
     assert lines[0] == "no problems found"
     assert "vllm-specext methods" in lines[-1]
     assert not any(refused.reason in doctor.stdout for refused in refused_methods())
-    for patch in CATALOGUE:
-        (line,) = lines_with(doctor, f"  {patch.name}: ", f" {patch.target},")
+    for patch in catalogue():
+        (line,) = lines_with(doctor, f"  {patch.name}: ", f" {change(asdict(patch))[1]},")
         assert patch.why in line
         assert patch.until in line
         assert "which is there" in line
@@ -116,7 +118,7 @@ def test_the_doctors_json_is_alone_on_stdout_and_has_everything(doctor: Ended) -
     found = json.loads(output)
     assert (status, found["problems"]) == (0, [])
     assert [(patch["name"], patch["target"], patch["there"]) for patch in found["patches"]] == [
-        (patch.name, patch.target, True) for patch in CATALOGUE
+        (patch.name, patch.target, True) for patch in catalogue()
     ]
     facts = [found[part] for part in ("versions", "machine", "environment", "plugins", "vllm")]
     assert all(lines_with(doctor, f"  {name}: {fact}") for part in facts for name, fact in part.items())

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from vllm_specext.cli import app
 from vllm_specext.cli import surroundings as module
-from vllm_specext.cli.doctor import exists, installation_problems
+from vllm_specext.cli.doctor import installation_problems
 from vllm_specext.cli.surroundings import EMPTY, HIDDEN, environment, plugins, processor
 
 
@@ -56,12 +56,6 @@ def test_our_plug_in_is_found_and_a_setting_that_leaves_it_out_is_a_problem(monk
 def test_a_missing_plug_in_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.metadata, "entry_points", lambda group: [])
     assert any("does not find the plug-in" in problem for problem in installation_problems())
-
-
-def test_what_is_replaced_is_looked_for() -> None:
-    assert exists("vllm.engine.arg_utils.EngineArgs.create_speculative_config")
-    assert not exists("vllm.engine.arg_utils.EngineArgs.no_such_thing")
-    assert not exists("vllm.no_such_module.thing")
 
 
 def test_the_processors_name_is_read_where_the_system_tells_it(tmp_path: Path) -> None:

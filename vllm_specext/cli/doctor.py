@@ -7,7 +7,6 @@ our methods.
 import json
 import logging
 import os
-import pkgutil
 import platform
 import sys
 from collections.abc import Iterator
@@ -113,7 +112,17 @@ def show_facts(title: str, facts: dict[str, str]) -> None:
 
 def replacement(patch: dict[str, Any]) -> str:
     there = "there" if patch["there"] else "MISSING"
-    return f"replaces {patch['target']}, which is {there}; why: {patch['why']}; until: {patch['until']}"
+    does, place = change(patch)
+    return f"{does} {place}, which is {there}; why: {patch['why']}; until: {patch['until']}"
+
+
+def change(patch: dict[str, Any]) -> tuple[str, str]:
+    """What is done, and the part of vLLM that has to be there for it."""
+    target = patch["target"]
+    if patch["kind"] == "added":
+        owner, _, attribute = target.rpartition(".")
+        return f"adds {attribute} to", owner
+    return {"replaced": "replaces", "set": "sets", "registered": "uses"}[patch["kind"]], target
 
 
 def versions() -> dict[str, str]:
@@ -143,18 +152,9 @@ def engine_facts() -> dict[str, str]:
 
 
 def patches_there() -> list[dict[str, Any]]:
-    from vllm_specext.engine.catalogue import CATALOGUE
+    from vllm_specext.engine.catalogue import catalogue, present
 
-    return [asdict(patch) | {"there": exists(patch.target)} for patch in CATALOGUE]
-
-
-def exists(target: str) -> bool:
-    """Whether ``module.attribute...`` can be imported."""
-    try:
-        pkgutil.resolve_name(target)
-    except Exception:  # whatever a broken installation raises
-        return False
-    return True
+    return [asdict(patch) | {"there": present(patch)} for patch in catalogue()]
 
 
 def installation_problems() -> list[str]:
@@ -186,9 +186,11 @@ def adapter_problems() -> list[str]:
 
 def shown_problems(vllm: dict[str, str], patches: list[dict[str, Any]]) -> list[str]:
     """What the report itself shows to be wrong, a sentence each."""
-    found = [
-        f"{patch['target']} is missing, which {patch['name']!r} replaces." for patch in patches if not patch["there"]
-    ]
+    found = []
+    for patch in patches:
+        if not patch["there"]:
+            does, place = change(patch)
+            found.append(f"{place} is missing, which {patch['name']!r} {does}.")
     if NO_ANSWER in vllm:
         found.append(f"vLLM cannot tell what it would run on: {vllm[NO_ANSWER]}")
     return found

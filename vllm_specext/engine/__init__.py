@@ -1,2 +1,2 @@
-"""The only code that touches vLLM's internals: configuration, runner hooks, verification, CPU kernel bodies, patch
-catalogue."""
+"""The only code that touches vLLM's internals: configuration, runner hooks, verification, CPU kernel bodies, list of
+replacements."""

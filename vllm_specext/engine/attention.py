@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 from vllm.platforms import current_platform
 
+from vllm_specext.engine.replacements import replaces
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
 
@@ -28,11 +29,29 @@ WITH_BLOCK_TABLE = ("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 """Backends whose metadata name a request's pages as tree attention reads them."""
 
 
+@replaces(
+    "vllm.v1.attention.backend.AttentionMetadata.vllm_specext_tree_rows",
+    name="rows of trees",
+    why="the step's metadata is all that reaches an attention layer",
+    how="added to the metadata of a step that verifies trees: its rows and their ancestors",
+    upstream="vllm#42121 removed the tree attention backend; asked for in vllm#18327, #37396, #40809",
+    until="vLLM verifies trees whose shape differs by request",
+    kind="added",
+)
 def attach(metadata: Any, rows: TreeRows) -> None:
     """Have the target's layers with this metadata run tree attention on ``rows``, the first of the step."""
     setattr(metadata, _ROWS, rows)
 
 
+@replaces(
+    "vllm.v1.attention.backend.AttentionImpl.vllm_specext_verifies",
+    name="layers that verify",
+    why="a drafter's layers may share the target's metadata, and must not see the rows of trees",
+    how="added to the instances of the target's layers",
+    upstream="vllm#42121 removed the tree attention backend; asked for in vllm#18327, #37396, #40809",
+    until="vLLM verifies trees whose shape differs by request",
+    kind="added",
+)
 def wrap_target_layers(layers: Collection[Any], levels: int) -> None:
     """Layers whose metadata may carry rows of draft trees in front of other rows."""
     for layer in layers:
@@ -47,6 +66,15 @@ def wrap_target_layers(layers: Collection[Any], levels: int) -> None:
         setattr(layer.impl, _VERIFIES, True)
 
 
+@replaces(
+    "vllm.v1.attention.backend.AttentionImpl.vllm_specext_wrapped",
+    name="layers that are wrapped",
+    why="a layer may be named twice, by the target and by a drafter that uses it, and is wrapped once",
+    how="added to the instances that are wrapped",
+    upstream="vllm#42121 removed the tree attention backend; asked for in vllm#18327, #37396, #40809",
+    until="vLLM verifies trees whose shape differs by request",
+    kind="added",
+)
 def wrap_draft_layers(layers: Iterable[Any], levels: int) -> None:
     """Layers that get ``TreeRows`` for metadata when a level of a tree is drafted."""
     for layer in layers:
@@ -67,6 +95,27 @@ def pages(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
     return keys, halves[:, :, 1].unflatten(-1, (page_size, width // 2))
 
 
+@replaces(
+    "vllm.v1.attention.backend.AttentionImpl.forward",
+    name="attention layers",
+    why="no backend takes a mask of ancestors, and a step may hold rows of trees and others",
+    how=(
+        "wrapped on the instances whose layers verify or draft trees: rows that the step's metadata names run tree "
+        "attention, all others the backend's own kernel"
+    ),
+    upstream="vllm#42121 removed the tree attention backend; asked for in vllm#18327, #37396, #40809",
+    until="vLLM verifies trees whose shape differs by request",
+    signature="self layer query key value kv_cache attn_metadata output output_scale output_block_scale",
+)
+@replaces(
+    "vllm.v1.attention.backend.AttentionImpl.fused_output_quant_supported",
+    name="results in float8",
+    why="a compiler pass may ask attention for a result in float8, which tree attention does not write",
+    how="replaced on the instances whose layers verify or draft trees: none is supported",
+    upstream="none: no backend of vLLM's runs tree attention",
+    until="vLLM verifies trees whose shape differs by request",
+    signature="self quant_key",
+)
 def _wrap(layer: Any, levels: int) -> None:
     impl = layer.impl
     stock = impl.forward

@@ -1,4 +1,4 @@
-"""The replacements of ``catalogue.py`` that are made only once one of our methods is configured.
+"""The replacements that are made only once one of our methods is configured.
 
 They are in modules that other processes need not load.
 """
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_specext.declaration import Reads
+from vllm_specext.engine.replacements import replaces
 from vllm_specext.engine.wrapping import wrap
 
 
@@ -30,6 +31,21 @@ def wrap_worker() -> None:
     wrap(model_states, "resolve_model_state_cls", _resolve_model_state_cls)
 
 
+@replaces(
+    "vllm.v1.engine.input_processor.InputProcessor.process_inputs",
+    name="request limits",
+    why=(
+        "a request with more tokens than the sampler of runner V2 has room for ends the engine; V1 has no such limits; "
+        "and a misspelt key of extra_args is lost"
+    ),
+    how="wrapped once one of our methods is configured: an engine with it refuses such requests",
+    upstream="none known: V2 raises in the worker",
+    until="vLLM refuses such requests itself",
+    signature=(
+        "self request_id prompt params supported_tasks arrival_time lora_request tokenization_kwargs trace_headers "
+        "priority data_parallel_rank resumable session_id kv_hints"
+    ),
+)
 def _process_inputs(original: Callable) -> Callable:
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         from vllm_specext.engine.config import is_ours
@@ -45,6 +61,20 @@ def _process_inputs(original: Callable) -> Callable:
     return process_inputs
 
 
+@replaces(
+    "vllm.v1.metrics.loggers.StatLoggerManager.__init__",
+    name="metrics",
+    why=(
+        "vLLM reads its entry points for stat loggers only for the async engine, announces them in every server's log, "
+        "and with one ignores --disable-log-stats"
+    ),
+    how="wrapped once one of our methods is configured: an engine with it gets the metrics of draft trees",
+    upstream="vllm#22456 (the entry points)",
+    until="vLLM lets a configuration bring its stat logger",
+    signature=(
+        "self vllm_config engine_idxs custom_stat_loggers enable_default_loggers aggregate_engine_logging client_count"
+    ),
+)
 def _initialize_stat_loggers(original: Callable) -> Callable:
     def initialize(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         from vllm_specext.engine.config import is_ours
@@ -57,6 +87,24 @@ def _initialize_stat_loggers(original: Callable) -> Callable:
     return initialize
 
 
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.load_model",
+    name="auxiliary hidden states",
+    why="the runner has the target give hidden states of its layers for a closed list of method names",
+    how="wrapped: for our methods that read them the runner's switch is set before the target is loaded",
+    upstream="RFC vllm#36219 (proposer registry)",
+    until="vLLM asks the speculator",
+    signature="self load_dummy_weights args model kwargs",
+)
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.use_aux_hidden_state_outputs",
+    name="switch of auxiliary hidden states",
+    why="the runner sets it for a closed list of method names",
+    how="set before the target is loaded, for our methods that read them",
+    upstream="RFC vllm#36219 (proposer registry)",
+    until="vLLM asks the speculator",
+    kind="set",
+)
 def _load_model(original: Callable) -> Callable:
     def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
         from vllm_specext.engine.config import is_ours
@@ -69,6 +117,18 @@ def _load_model(original: Callable) -> Callable:
     return load_model
 
 
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.take_draft_token_ids",
+    name="draft lengths",
+    why=(
+        "vLLM tells its scheduler of the same number of drafted tokens for every request; SWIFT's and SLEM's drafts "
+        "end where the drafter is unsure"
+    ),
+    how="wrapped: where a speculator knows the lengths of its drafts, the lists are cut to them",
+    upstream="none: vLLM's drafts are equally long",
+    until="vLLM asks the speculator for lengths",
+    signature="self",
+)
 def _take_draft_token_ids(original: Callable) -> Callable:
     def take_draft_token_ids(self: Any) -> Any:
         drafted = original(self)
@@ -81,6 +141,27 @@ def _take_draft_token_ids(original: Callable) -> Callable:
     return take_draft_token_ids
 
 
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.sample_tokens",
+    name="news of a speculator",
+    why="vLLM has no way for what a speculator knows to reach the metrics; SWIFT's search runs in the worker",
+    how=(
+        "wrapped: where a speculator has news, they go into the step's output, in the place of the statistics of an "
+        "encoder-cache connector, which is refused with that method; tensor-parallel ranks are compared"
+    ),
+    upstream="none: vLLM's speculators have no statistics of their own",
+    until="vLLM takes statistics from the speculator",
+    signature="self grammar_output",
+)
+@replaces(
+    "vllm.v1.outputs.ModelRunnerOutput.ec_connector_output",
+    name="carrier of a speculator's news",
+    why="a step's output has no field for what a speculator knows",
+    how="set where a speculator has news; encoder-cache connectors, whose field it is, are refused with that method",
+    upstream="none: vLLM's speculators have no statistics of their own",
+    until="vLLM takes statistics from the speculator",
+    kind="set",
+)
 def _sample_tokens(original: Callable) -> Callable:
     from vllm_specext.engine.config import is_ours
     from vllm_specext.engine.rank_check import check_ranks
@@ -101,6 +182,21 @@ def _sample_tokens(original: Callable) -> Callable:
     return sample_tokens
 
 
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.initialize_kv_cache",
+    name="start-up log",
+    why=(
+        "vLLM has no moment at which a speculator may say what it will do, its memory included, and its warm-up, whose "
+        "requests are drafted chains, runs no kernel of trees"
+    ),
+    how=(
+        "wrapped: afterwards the kernels of verification are compiled on a GPU, and rank 0 logs the method, its "
+        "drafts, memory and graphs, one line each"
+    ),
+    upstream="none: vLLM's speculators log nothing",
+    until="vLLM asks the speculator for a description, and warms up with trees",
+    signature="self kv_cache_config is_profiling kv_cache_allocation_context",
+)
 def _initialize_kv_cache(original: Callable) -> Callable:
     def initialize_kv_cache(
         self: Any, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
@@ -117,6 +213,21 @@ def _initialize_kv_cache(original: Callable) -> Callable:
     return initialize_kv_cache
 
 
+@replaces(
+    "vllm.v1.worker.gpu.model_states.resolve_model_state_cls",
+    name="verification",
+    why=(
+        "vLLM's rejection sampler keeps the law of the output only; the target's own sampler keeps the very tokens; "
+        "vLLM's also drops logprob_token_ids"
+    ),
+    how=(
+        "wrapped: for our methods a subclass of vLLM's choice overrides custom_sampler and notes which requests want "
+        "drafts; drawn drafts keep vLLM's rule and get the logprobs of listed tokens"
+    ),
+    upstream="custom_sampler is the supported hook, but only a model class can supply it",
+    until="vLLM lets a speculator supply the verification",
+    signature="vllm_config model",
+)
 def _resolve_model_state_cls(original: Callable) -> Callable:
     def resolve_model_state_cls(vllm_config: Any, model: Any) -> Any:
         from vllm_specext.engine.config import is_ours

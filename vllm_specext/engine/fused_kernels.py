@@ -12,7 +12,24 @@ from vllm.ir.op import IrOp
 from vllm.model_executor.custom_op import CustomOp
 from vllm.platforms import current_platform
 
+from vllm_specext.engine.replacements import replaces
 
+
+@replaces(
+    "vllm.model_executor.custom_op.CustomOp._forward_method",
+    name="fused kernels",
+    why=(
+        "a model that is to be compiled has its norms, activations and rotary embeddings in torch, operation by "
+        "operation; SWIFT runs its layers one by one, which nothing compiles"
+    ),
+    how=(
+        "while SWIFT's drafts are captured, and no longer, the target's own modules take the kernels that vLLM takes "
+        "with --enforce-eager"
+    ),
+    upstream="none: vLLM chooses once for a model",
+    until="vLLM lets a model run uncompiled with its kernels",
+    kind="set",
+)
 @contextmanager
 def fused_kernels(model: nn.Module) -> Iterator[None]:
     """What of ``model`` runs in here takes the kernels that vLLM takes with ``--enforce-eager``."""

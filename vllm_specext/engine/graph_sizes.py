@@ -6,9 +6,23 @@ from vllm.config import CompilationConfig, CUDAGraphMode, VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
+from vllm_specext.engine.replacements import replaces
+
 logger = init_logger(f"vllm.{__name__}")
 
 
+@replaces(
+    "vllm.config.compilation.CompilationConfig.cudagraph_mode",
+    name="graphs of mixed batches",
+    why=(
+        "graphs of batches of any composition are captured with causal attention, and would run a step of trees as "
+        "chains"
+    ),
+    how="lowered to a mode that captures decoding alone, where trees are verified; the log says so",
+    upstream="none: vLLM asks the attention backends only",
+    until="vLLM verifies trees whose shape differs by request",
+    kind="set",
+)
 def capture_no_mixed_batches(compilation: CompilationConfig) -> None:
     """Lower a ``cudagraph_mode`` that captures batches of any composition in whole graphs (FULL) to one that captures
     decoding alone, as vLLM does where a backend asks for it.

@@ -5,135 +5,15 @@ checked in the worker, where the modules are loaded anyway, and by ``vllm-specex
 """
 
 import inspect
+import pkgutil
 import re
-from importlib import import_module, metadata
+from importlib import metadata
+from typing import Any
 
+from vllm_specext.engine.relied_on import RELIED_ON
 from vllm_specext.errors import ConfigurationError
 
 SUPPORTED = "0.32"
-
-_RUNNER = "vllm.v1.worker.gpu"
-_ENCODER_CACHE = "vllm.distributed.ec_transfer.ec_connector.metrics"
-_CACHES = "vllm.v1.core.kv_cache_utils"
-_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
-_PROPOSE = (
-    "self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states num_sampled num_rejected "
-    "last_sampled next_prefill_tokens temperature seeds dp_sync_state dummy_run skip_attn_for_dummy_run mm_inputs "
-    "is_profile num_speculative_tokens"
-)
-SIGNATURES: dict[str, str] = {
-    "vllm.engine.arg_utils:maybe_override_with_speculators": (
-        "model tokenizer trust_remote_code revision vllm_speculative_config hf_token kwargs"
-    ),
-    "vllm.engine.arg_utils:EngineArgs.create_speculative_config": "self target_model_config target_parallel_config",
-    "vllm.sampling_params:SamplingParams._validate_spec_decode": "self speculative_config",
-    "vllm.v1.engine.input_processor:InputProcessor.process_inputs": (
-        "self request_id prompt params supported_tasks arrival_time lora_request tokenization_kwargs trace_headers "
-        "priority data_parallel_rank resumable session_id kv_hints"
-    ),
-    "vllm.config.vllm:VllmConfig._maybe_disable_dynamic_sd_for_data_parallel": "self",
-    "vllm.model_executor.model_loader.default_loader:DefaultModelLoader.get_all_weights": "self model_config model",
-    "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls": "self",
-    f"{_SCHEDULER}.add_request": "self request",
-    f"{_SCHEDULER}._update_request_as_session": "self session update",
-    f"{_SCHEDULER}._handle_stopped_request": "self request",
-    f"{_SCHEDULER}._free_blocks": "self request",
-    f"{_SCHEDULER}._update_after_schedule": "self scheduler_output",
-    f"{_SCHEDULER}.update_draft_token_ids": "self draft_token_ids",
-    f"{_SCHEDULER}.update_from_output": "self scheduler_output model_runner_output",
-    "vllm.v1.metrics.loggers:StatLoggerManager.__init__": (
-        "self vllm_config engine_idxs custom_stat_loggers enable_default_loggers aggregate_engine_logging client_count"
-    ),
-    "vllm.v1.metrics.loggers:StatLoggerBase.record": "self scheduler_stats iteration_stats mm_cache_stats engine_idx",
-    "vllm.v1.spec_decode.metrics:SpecDecodingLogging.log": "self log_fn",
-    f"{_ENCODER_CACHE}:ECConnectorLogging.observe": "self transfer_stats_data",
-    f"{_ENCODER_CACHE}:ECConnectorLogging.log": "self log_fn",
-    f"{_ENCODER_CACHE}:ECConnectorProm.observe": "self transfer_stats_data engine_idx",
-    f"{_RUNNER}.spec_decode:init_speculator": "vllm_config device req_states",
-    f"{_RUNNER}.model_states:resolve_model_state_cls": "vllm_config model",
-    f"{_RUNNER}.model_states.prompt_embeds:PromptEmbedsState.apply": (
-        "self input_batch num_computed_tokens inputs_embeds"
-    ),
-    f"{_RUNNER}.model_states.interface:ModelState.custom_sampler": "self sampler",
-    f"{_RUNNER}.model_states.interface:ModelState.add_request": "self req_index new_req_data",
-    f"{_RUNNER}.model_states.interface:ModelState.initialize_kv_cache": "self kv_cache_config block_tables",
-    f"{_RUNNER}.model_states.interface:ModelState.preprocess_state": (
-        "self input_batch block_tables kv_cache_config num_computed_tokens"
-    ),
-    f"{_RUNNER}.model_states.interface:ModelState.prepare_attn": (
-        "self input_batch cudagraph_mode block_tables slot_mappings attn_groups kv_cache_config for_capture ubatch_idx"
-    ),
-    f"{_RUNNER}.model_runner:GPUModelRunner.load_model": "self load_dummy_weights args model kwargs",
-    f"{_RUNNER}.model_runner:GPUModelRunner.take_draft_token_ids": "self",
-    f"{_RUNNER}.model_runner:GPUModelRunner.sample_tokens": "self grammar_output",
-    f"{_RUNNER}.model_runner:GPUModelRunner.initialize_kv_cache": (
-        "self kv_cache_config is_profiling kv_cache_allocation_context"
-    ),
-    f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.propose": _PROPOSE,
-    f"{_RUNNER}.spec_decode.eagle.speculator:EagleSpeculator.load_draft_model": (
-        "self target_model target_attn_layer_names"
-    ),
-    f"{_RUNNER}.spec_decode.rejection_sampler:gather_draft_sampled": (
-        "input_ids positions logits_indices expanded_idx_mapping expanded_local_pos prefill_len"
-    ),
-    f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:prepare_decode_inputs": (
-        "draft_tokens target_seq_lens num_rejected input_buffers sample_src_positions max_model_len max_num_reqs "
-        "advance_draft_positions"
-    ),
-    f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator._run_model": (
-        "self num_tokens attn_metadata slot_mappings num_tokens_across_dp cudagraph_runtime_mode mm_inputs"
-    ),
-    f"{_RUNNER}.spec_decode.eagle.utils:load_eagle_model": "target_model vllm_config",
-    f"{_RUNNER}.sample.sampler:Sampler.sample": (
-        "self logits expanded_idx_mapping idx_mapping idx_mapping_np pos input_ids expanded_local_pos "
-        "seq_lens_upper_bound_np return_logprobs"
-    ),
-    f"{_RUNNER}.sample.sampler:Sampler.get_logprobs_dims": "self idx_mapping_np include_token_ids",
-    f"{_RUNNER}.sample.logprob:compute_topk_scores": (
-        "logits num_logprobs sampled_token_ids cu_num_logits logprob_token_ids_state expanded_idx_mapping "
-        "max_per_req_token_ids logits_mode"
-    ),
-    f"{_RUNNER}.spec_decode.rejection_sampler:RejectionSampler.__init__": (
-        "self sampler spec_config device watermark_key"
-    ),
-    f"{_RUNNER}.spec_decode.rejection_sampler:RejectionSampler._verify": (
-        "self logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np expanded_idx_mapping "
-        "expanded_local_pos seq_lens_upper_bound_np verify_draft_sampled"
-    ),
-    f"{_RUNNER}.spec_decode.rejection_sampler:RejectionSampler._get_logprobs_tensors": (
-        "self sampled num_sampled logits cu_num_logits cu_num_logits_np max_num_logprobs"
-    ),
-    f"{_RUNNER}.spec_decode.speculator:DraftModelSpeculator.load_draft_model": (
-        "self target_model target_attn_layer_names"
-    ),
-    f"{_RUNNER}.spec_decode.speculator:DraftModelSpeculator.set_attn": (
-        "self model_state kv_cache_config block_tables target_input_buffers target_attn_groups"
-    ),
-    f"{_RUNNER}.sample.gumbel:gumbel_sample": (
-        "logits expanded_idx_mapping temperature seed pos apply_temperature is_drafting logits_cache logits_cache_col "
-        "use_fp64 logits_cache_source"
-    ),
-    f"{_CACHES}:get_kv_cache_groups": "vllm_config kv_cache_spec",
-    f"{_CACHES}:get_kv_cache_config_from_groups": "vllm_config kv_cache_groups available_memory",
-    f"{_RUNNER}.attn_utils:get_kv_cache_spec": "vllm_config",
-    f"{_RUNNER}.attn_utils:init_attn_backend": (
-        "kv_cache_config vllm_config device active_layer_names draft_layer_names"
-    ),
-    f"{_RUNNER}.attn_utils:init_kv_cache": (
-        "forward_context kv_cache_config device kernel_block_sizes vllm_config kv_cache_allocation_context "
-        "block_tables attn_groups"
-    ),
-    f"{_RUNNER}.attn_utils:build_slot_mappings_by_layer": "slot_mappings kv_cache_config",
-    f"{_RUNNER}.cudagraph_utils:CudaGraphManager.__init__": (
-        "self vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode ubatch_runner"
-    ),
-    f"{_RUNNER}.cudagraph_utils:CudaGraphManager.capture": "self create_forward_fn progress_bar_desc",
-    "vllm.compilation.cudagraph_pool:capture_pool": "pool vllm_config",
-    "vllm.distributed.parallel_state:graph_capture": "device",
-    "vllm.ir.op:IrOp.set_priority": "self priority",
-    f"{_RUNNER}.block_table:BlockTables.append_block_ids": "self req_index new_block_ids overwrite",
-}
-"""``module:object`` and its parameter names, for every vLLM callable that we replace, override or call by position."""
 
 
 def installed_vllm() -> str | None:
@@ -155,6 +35,15 @@ def require_supported_vllm() -> None:
         )
 
 
+def signatures() -> dict[str, str]:
+    """The parameters of everything in vLLM that we replace, override or call by position, as far as they matter."""
+    # Reads files, and this module is loaded in every process of vLLM's.
+    from vllm_specext.engine.catalogue import catalogue
+
+    replaced = ((entry, target) for entry in catalogue() for target in (entry.target, *entry.also))
+    return RELIED_ON | {target: entry.signature for entry, target in replaced if entry.signature is not None}
+
+
 def problems() -> list[str]:
     """A sentence for every relied-on callable that is missing or has other parameters; empty when all is well.
 
@@ -165,16 +54,14 @@ def problems() -> list[str]:
     except ConfigurationError as error:
         return [str(error)]
     found = []
-    for path, expected in SIGNATURES.items():
-        module, _, qualified = path.partition(":")
+    for path, expected in signatures().items():
         try:
-            target = import_module(module)
-            for name in qualified.split("."):
-                target = getattr(target, name)
+            target = pkgutil.resolve_name(path)
         except (ImportError, AttributeError) as error:
             found.append(f"{path} is missing: {error}.")
             continue
-        actual = " ".join(inspect.signature(inspect.unwrap(target)).parameters)  # type: ignore[arg-type]
+        function: Any = target.fget if isinstance(target, property) else target
+        actual = " ".join(inspect.signature(inspect.unwrap(function)).parameters)
         if actual != expected:
             found.append(f"{path} takes ({actual}), not ({expected}).")
     return found

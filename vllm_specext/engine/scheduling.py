@@ -16,6 +16,7 @@ from vllm.v1.request import Request
 
 from vllm_specext.engine.config import is_ours
 from vllm_specext.engine.draft_switch import DraftSwitch
+from vllm_specext.engine.replacements import replaces
 from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors
 
 
@@ -58,6 +59,27 @@ def with_draft_limits(base: type[Scheduler]) -> type[Scheduler]:
             super()._update_request_as_session(session, update)
             self._note_draft_limit(session)
 
+        @replaces(
+            "vllm.v1.core.sched.scheduler.Scheduler._handle_stopped_request",
+            name="sessions of streaming input",
+            why=(
+                "without asynchronous scheduling vLLM counts drafts that were accepted beyond a turn's last token as "
+                "computed: the next turn's tokens get their keys and values, or the scheduler ends"
+            ),
+            how="overridden in our subclass of vLLM's scheduler: a turn counts no more tokens as computed than it has",
+            upstream="vllm#44526 (a smaller remedy: the scheduler does not end)",
+            until="vLLM goes on from the last token that a turn keeps",
+            signature="self request",
+        )
+        @replaces(
+            "vllm.v1.request.Request.num_computed_tokens",
+            name="computed tokens of a session",
+            why="accepted drafts beyond a turn's last token count as computed",
+            how="set to no more than the turn keeps, when a turn of a session ends",
+            upstream="vllm#44526 (a smaller remedy: the scheduler does not end)",
+            until="vLLM goes on from the last token that a turn keeps",
+            kind="set",
+        )
         def _handle_stopped_request(self, request: Request) -> bool:
             if request.resumable:
                 # Drafts that were accepted beyond the turn's last token count as computed, but the next turn's tokens
@@ -80,6 +102,15 @@ def with_draft_limits(base: type[Scheduler]) -> type[Scheduler]:
             else:
                 self._draft_limits.pop(request.request_id, None)
 
+        @replaces(
+            "vllm.v1.request.Request.spec_token_ids",
+            name="promised drafts",
+            why="asynchronous scheduling promises every request the same number of drafted tokens",
+            how="cut to the request's limit, on requests that have one",
+            upstream="none: no way to limit drafts per request",
+            until="vLLM has a number of drafted tokens per request",
+            kind="set",
+        )
         def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
             super()._update_after_schedule(scheduler_output)
             # Asynchronous scheduling has just promised every request the same number of drafted tokens, in one list.

@@ -4,11 +4,27 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from vllm_specext.engine.replacements import replaces
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.source import is_hub_refusal
 from vllm_specext.served_drafter import VERIFIER, refuse_drafter, resolve
 
 
+@replaces(
+    "vllm.engine.arg_utils.maybe_override_with_speculators",
+    name="served drafters",
+    why=(
+        "of a drafter that is served by its own name vLLM sees a relative target from the current directory, drops a "
+        "method that the user asks for without a word, and answers wrong keys with a traceback"
+    ),
+    how=(
+        "wrapped: where one of our methods is named, the target is seen from the drafter's folder, vLLM's EAGLE "
+        "drafters are served with trees on demand, and what is wrong is a sentence; all others get vLLM's own answer"
+    ),
+    upstream="none known",
+    until="vLLM lets plug-ins register speculative methods, and sees the target from the drafter's folder",
+    signature="model tokenizer trust_remote_code revision vllm_speculative_config hf_token kwargs",
+)
 def override_with_drafter(original: Callable) -> Callable:
     def maybe_override_with_speculators(
         model: str,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
+from vllm_specext.engine.replacements import replaces
 from vllm_specext.engine.tree_growth import TreeGrower
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.expansion import best_tokens
@@ -29,6 +30,15 @@ class TreeSpeculator(TreeGrower):
         self.path_starts[first:end] = 0
         self.path_ends[first:end] = 0
 
+    @replaces(
+        "vllm.config.speculative.SpeculativeConfig.num_speculative_tokens_per_batch_size",
+        name="schedule while graphs are captured",
+        why="vLLM captures a decoding pass for every number in the schedule; those of trees are no chains",
+        how="set while our speculator captures, and no longer: sizes of trees count as nothing",
+        upstream="none: vLLM drafts chains only",
+        until="vLLM captures what the speculator asks for",
+        kind="set",
+    )
     def capture(self) -> None:
         """Graphs of vLLM's first pass, of decoding for the sizes that are chains, and of growing trees."""
         if self.shape is None:

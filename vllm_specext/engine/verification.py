@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
+from vllm_specext.engine.replacements import replaces
 from vllm_specext.engine.scoring import ScoringVerifier
 from vllm_specext.engine.trees import TreeStates
 from vllm_specext.kernels.tree_walk import accept_chain, accept_tree
@@ -80,6 +81,15 @@ class TreeVerifier(TargetOnlyVerifier):
         self.caches = caches
         self._walked: list[tuple[Tensor, Tensor]] = []
 
+    @replaces(
+        "vllm.v1.worker.gpu.sample.output.SamplerOutput.logprobs_tensors",
+        name="logprobs of chunks",
+        why="vLLM counts a row of logprobs for every row of logits where it puts several chunks together",
+        how="set on the output of a step that verified trees, with the rows of the accepted paths counted",
+        upstream="none known",
+        until="vLLM verifies trees whose shape differs by request",
+        kind="set",
+    )
     def __call__(
         self,
         logits: Tensor,

@@ -1,4 +1,4 @@
-"""Replacing an attribute once, with the original at hand."""
+"""Replacing an attribute once, with the original at hand. What has no mark (``@replaces``) is not replaced."""
 
 import functools
 import sys
@@ -9,9 +9,12 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from vllm_specext.engine.replacements import require_mark
+
 
 def wrap(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
     """Replace ``owner.name`` by what ``make`` makes of it, unless that was done before."""
+    require_mark(make, name)
     original = getattr(owner, name)
     if getattr(original, "__vllm_specext__", False):
         return
@@ -22,11 +25,18 @@ def wrap(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
 
 def wrap_property(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
     """The same for a property and its getter."""
+    require_mark(make, name)
     original = owner.__dict__[name].fget
     if not getattr(original, "__vllm_specext__", False):
         replacement = functools.wraps(original)(make(original))
         replacement.__vllm_specext__ = True  # type: ignore[attr-defined]
         setattr(owner, name, property(replacement))
+
+
+def put(owner: Any, name: str, replacement: Callable) -> None:
+    """Replace ``owner.name`` where the original is not needed."""
+    require_mark(replacement, name)
+    setattr(owner, name, replacement)
 
 
 def when_loaded(module: str, then: Callable[[Any], None]) -> None:

@@ -13,8 +13,18 @@ import torch
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 
 from vllm_specext.engine.cpu.ragged import lengths_between
+from vllm_specext.engine.replacements import replaces
 
 
+@replaces(
+    "vllm.v1.worker.gpu.block_table.BlockTables.gather_block_tables",
+    name="block tables on a CPU",
+    why="a launch shows addresses in a table of raw pointers only, not the tensors that are behind them",
+    how="replaced by a body in torch, only where V2 runs on a CPU",
+    upstream="vllm#49583, vllm#55847",
+    until="V2 runs on CPU without Triton",
+    signature="self idx_mapping num_reqs_padded out out_ptrs",
+)
 def gather_block_tables(
     self: Any,
     idx_mapping: torch.Tensor,
@@ -36,6 +46,15 @@ def gather_block_tables(
     return tuple(table[:num_reqs_padded] for table in tables)
 
 
+@replaces(
+    "vllm.v1.worker.gpu.block_table.BlockTables.compute_slot_mappings",
+    name="slot mappings on a CPU",
+    why="a launch shows addresses in a table of raw pointers only, not the tensors that are behind them",
+    how="replaced by a body in torch, only where V2 runs on a CPU",
+    upstream="vllm#49583, vllm#55847",
+    until="V2 runs on CPU without Triton",
+    signature="self idx_mapping query_start_loc positions num_tokens_padded out",
+)
 def compute_slot_mappings(
     self: Any,
     idx_mapping: torch.Tensor,

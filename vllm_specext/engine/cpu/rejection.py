@@ -19,6 +19,7 @@ import torch
 from vllm_specext.engine.cpu import noise
 from vllm_specext.engine.cpu.ragged import IntArray, lengths_between, rows_and_offsets
 from vllm_specext.engine.cpu.sampling import draw
+from vllm_specext.engine.replacements import replaces
 
 Floats = npt.NDArray[np.float32]
 
@@ -142,6 +143,20 @@ def _residual_logits(target: Floats, log_p: Floats, draft_log_probs: Floats, tar
     return np.where(ratio < 1.0, residual, np.float32(-np.inf))
 
 
+@replaces(
+    "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils.rejection_sample",
+    name="rejection sampling on a CPU",
+    why="it launches six kernels that exchange partial sums for blocks of the vocabulary",
+    how="replaced by one function over whole rows, under both names that it has, only where V2 runs on a CPU",
+    upstream="vllm#49583, vllm#55847",
+    until="V2 runs on CPU without Triton",
+    signature=(
+        "target_logits draft_logits draft_sampled cu_num_logits pos idx_mapping expanded_idx_mapping "
+        "expanded_local_pos temperature seed num_speculative_steps synthetic_conditional_rates use_fp64 "
+        "use_block_verification contexts watermarking watermarking_skip_mask watermark_key"
+    ),
+    also=("vllm.v1.worker.gpu.spec_decode.rejection_sampler.rejection_sample",),
+)
 def rejection_sample(
     target_logits: torch.Tensor,
     draft_logits: torch.Tensor | None,

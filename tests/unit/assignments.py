@@ -1,0 +1,169 @@
+"""Reads from the source what is assigned to attributes of objects, and by which function.
+
+What it sees: ``x.a = ...``, ``x.a += ...``, ``del x.a``, ``setattr`` and ``delattr``, and what is handed to ``wrap``,
+``wrap_property``, ``put`` and the table of the CPU runner, ``{(owner, name): function}``. The type of ``x`` is not
+known to it: every object counts as vLLM's but the ``self`` of a method. So whoever assigns to another object of ours
+has to say so (``OURS`` in ``test_replacements.py``).
+
+What it does not see: attributes that a subclass of vLLM's sets on its own ``self``; what a list, dictionary or tensor
+gets by a call or in brackets (``x.append``, ``x.a[i] = ...``, ``hf_config.update``); ``vars(x)[...]`` and
+``exec``. Overridden methods need no mark: ``test_guard.py`` holds them to ``engine/relied_on.py``.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_specext.engine.catalogue import marks_of
+
+WRAPPERS = ("wrap", "wrap_property", "put")
+DYNAMIC = "?"
+"""The attribute's name is computed."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    file: str
+    function: str
+    owner: str
+    """As the source has it."""
+    attribute: str
+    line: int
+    marks: frozenset[str]
+    """The attributes that the function, or one around it, is marked to replace."""
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What a wrapper is asked to replace."""
+
+    attribute: str
+    function: str
+
+
+class Reader(ast.NodeVisitor):
+    def __init__(self, file: str, constants: dict[str, str]) -> None:
+        self.file, self.constants = file, constants
+        self.assignments: list[Assignment] = []
+        self.handed: list[Handed] = []
+        self.marked: list[tuple[str, str]] = []
+        """Function and attribute, of every mark."""
+        self.methods: set[str] = set()
+        self._around: list[ast.ClassDef | ast.FunctionDef] = []
+        self._marks: list[frozenset[str]] = [frozenset()]
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._around.append(node)
+        self.generic_visit(node)
+        self._around.pop()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        attributes = frozenset(attribute for call in marks_of(node) for attribute in targets(call))
+        self.marked += [(node.name, attribute) for attribute in attributes]
+        if self._around and isinstance(self._around[-1], ast.ClassDef):
+            self.methods.add(node.name)
+        self._around.append(node)
+        self._marks.append(self._marks[-1] | attributes)
+        self.generic_visit(node)
+        self._marks.pop()
+        self._around.pop()
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if not isinstance(node.ctx, ast.Load) and not self._is_own(node.value):
+            self._note(node, ast.unparse(node.value), node.attr)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        called = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func).rpartition(".")[2]
+        if called in ("setattr", "delattr", "__setattr__"):
+            self._note(node, ast.unparse(node.args[0]), self._name(node.args[1]))
+        elif called in WRAPPERS and len(node.args) == 3:
+            name = self._name(node.args[1])
+            if name != DYNAMIC:
+                self.handed.append(Handed(name, ast.unparse(node.args[2]).rpartition(".")[2]))
+        self.generic_visit(node)
+
+    def visit_Dict(self, node: ast.Dict) -> None:
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Tuple) and len(key.elts) == 2 and (name := self._name(key.elts[1])) != DYNAMIC:
+                self.handed.append(Handed(name, ast.unparse(value).rpartition(".")[2]))
+        self.generic_visit(node)
+
+    def _is_own(self, owner: ast.expr) -> bool:
+        """``self`` of a method; in a function that becomes a method of vLLM's, ``self`` is vLLM's object."""
+        if not isinstance(owner, ast.Name) or owner.id != "self":
+            return False
+        of_self = [
+            place
+            for place, each in enumerate(self._around)
+            if isinstance(each, ast.FunctionDef) and "self" in {argument.arg for argument in each.args.args}
+        ]
+        return bool(of_self) and of_self[-1] > 0 and isinstance(self._around[of_self[-1] - 1], ast.ClassDef)
+
+    def _name(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value
+        return self.constants.get(node.id, DYNAMIC) if isinstance(node, ast.Name) else DYNAMIC
+
+    def _note(self, node: ast.expr, owner: str, attribute: str) -> None:
+        functions = [each.name for each in self._around if isinstance(each, ast.FunctionDef)]
+        found = Assignment(
+            self.file, functions[-1] if functions else "", owner, attribute, node.lineno, self._marks[-1]
+        )
+        self.assignments.append(found)
+
+
+def targets(call: ast.Call) -> list[str]:
+    also = next((ast.literal_eval(each.value) for each in call.keywords if each.arg == "also"), ())
+    return [target.rpartition(".")[2] for target in (ast.literal_eval(call.args[0]), *also)]
+
+
+def read(root: Path) -> Iterator[Reader]:
+    """The files of ``root`` that run in a server. Commands and benchmarks change nothing in vLLM but its arguments."""
+    for folder in ("engine", "methods"):
+        for file in sorted((root / folder).rglob("*.py")):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            constants = {
+                each.targets[0].id: each.value.value
+                for each in tree.body
+                if isinstance(each, ast.Assign)
+                and isinstance(each.targets[0], ast.Name)
+                and isinstance(each.value, ast.Constant)
+                and isinstance(each.value.value, str)
+            }
+            reader = Reader(file.relative_to(root).as_posix(), constants)
+            reader.visit(tree)
+            yield reader
+
+
+def unlisted(readers: list[Reader], ours: set[tuple[str, str, str]]) -> list[str]:
+    """Assignments and wraps that no mark names, as ``file:line owner.attribute``."""
+    found = [
+        f"{each.file}:{each.line} {each.owner}.{each.attribute}"
+        for reader in readers
+        for each in reader.assignments
+        if each.attribute not in each.marks and (each.file, each.owner, each.attribute) not in ours
+    ]
+    marked = {mark for reader in readers for mark in reader.marked}
+    wraps = (
+        f"{reader.file} {each.attribute} by {each.function}"
+        for reader in readers
+        for each in reader.handed
+        if (each.function, each.attribute) not in marked
+    )
+    return found + list(wraps)
+
+
+def unmade(readers: list[Reader], registered: set[str]) -> list[str]:
+    """Marks that no assignment, wrap or override follows from, as ``file: function attribute``."""
+    handed = {(each.function, each.attribute) for reader in readers for each in reader.handed}
+    return [
+        f"{reader.file}: {function} {attribute}"
+        for reader in readers
+        for function, attribute in reader.marked
+        if (function, attribute) not in handed
+        and attribute not in registered
+        and not (function == attribute and function in reader.methods)
+        and not any(attribute == each.attribute and attribute in each.marks for each in reader.assignments)
+    ]

@@ -1,0 +1,161 @@
+"""Every change that we make in vLLM has a mark (``@replaces``), and every mark is of a change."""
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.unit.assignments import read, unlisted, unmade
+from vllm_specext.engine.catalogue import PACKAGE, catalogue, marks_in
+from vllm_specext.engine.replacements import replaces
+from vllm_specext.engine.wrapping import put, wrap, wrap_property
+
+OURS = {
+    # Our own classes.
+    ("engine/foreign.py", "text", "cached"),
+    ("engine/patches.py", "speculator", "req_states"),
+    ("engine/trees.py", "self.step", "slot_mappings"),
+    ("engine/trees.py", "step", "source"),
+    ("engine/trees.py", "step", "destination"),
+    ("engine/scheduling.py", "SpecExtScheduler", "__name__"),
+    ("engine/scheduling.py", "SpecExtScheduler", "__qualname__"),
+    ("methods/foreign_vocab/slem.py", "active.texts[place]", "cached"),
+    ("methods/griffin/speculator.py", "drafter", "logits_processor"),
+    ("methods/moa/speculator.py", "drafter", "logits_processor"),
+    ("methods/moa/serving.py", "self.model", "target_layers"),
+    ("methods/moa/serving.py", "self.model", "target_norm"),
+    ("methods/swift/speculator.py", "self.model", "skipped"),
+    # The drafter's configurations, which we make, or copy from the target's.
+    ("engine/config.py", "self.draft_model_config", "max_model_len"),
+    ("engine/config.py", "self.draft_model_config.hf_config", "max_position_embeddings"),
+    ("engine/own_cache.py", "self.config.cache_config", "kv_cache_layout"),
+    ("engine/own_drafter.py", "cache", "cache_dtype"),
+    ("engine/own_drafter.py", "cache", "num_gpu_blocks_override"),
+    ("engine/own_drafter.py", "compilation", "static_forward_context"),
+    ("engine/own_drafter.py", "compilation", "static_all_moe_layers"),
+    ("engine/own_drafter.py", "compilation", "traced_files"),
+    ("methods/moa/serving.py", "unscaled", "rope_parameters"),
+    # Other libraries'.
+    ("methods/swift/suggestion_process.py", "os", "environ"),
+    ("engine/cpu/noise.py", "keys.flags", "writeable"),
+    ("methods/foreign_vocab/fast.py", "own", "encode_special_tokens"),
+    ("methods/foreign_vocab/native.py", "definition.normalizer_spec", "add_dummy_prefix"),
+    # What makes replacements, and marks them.
+    ("engine/replacements.py", "function", "__replaces__"),
+    ("engine/wrapping.py", "owner", "?"),
+    ("engine/wrapping.py", "replacement", "__vllm_specext__"),
+    ("engine/wrapping.py", "spec.loader", "exec_module"),
+}
+"""Assignments to objects that are not vLLM's: file, object and attribute."""
+
+REGISTERED = {entry.target.rpartition(".")[2] for entry in catalogue() if entry.kind == "registered"}
+
+
+def mark(target: str, **given: object) -> str:
+    texts = dict.fromkeys(("name", "why", "how", "upstream", "until"), "x")
+    return f"@replaces({target!r}, " + ", ".join(f"{key}={value!r}" for key, value in (texts | given).items()) + ")"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "engine").mkdir()
+    return tmp_path / "engine" / "new.py"
+
+
+def test_every_assignment_to_an_object_of_vllms_is_marked() -> None:
+    assert unlisted(list(read(PACKAGE)), OURS) == []
+
+
+def test_what_counts_as_ours_is_still_there() -> None:
+    found = {(each.file, each.owner, each.attribute) for reader in read(PACKAGE) for each in reader.assignments}
+    assert found >= OURS
+
+
+def test_every_mark_is_of_a_replacement_that_is_made() -> None:
+    assert unmade(list(read(PACKAGE)), REGISTERED) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def start(runner): runner.switch = True",
+        "def start(runner): runner.output.switch += 1",
+        "def start(runner): setattr(runner, NAME, True)",
+        "def start(runner): setattr(runner, chosen(), True)",
+        "def start(runner): object.__setattr__(runner, 'switch', True)",
+        "def start(runner):\n  for runner.switch in (1, 2): pass",
+        "def start(original):\n  def load(self): self.switch = True\n  return load",
+        "class Ours:\n  def start(self):\n    def load(self): self.switch = True\n    return load",
+        "def start(runner): wrap(Runner, 'switch', make)",
+        "def start(runner): wrap_property(Runner, 'switch', make)",
+        "def start(runner): return {(Runner, 'switch'): bodies.make}",
+    ],
+)
+def test_a_replacement_without_a_mark_is_found(source: Path, code: str) -> None:
+    source.write_text(f"NAME = 'switch'\n{code}\ndef make(): pass\n")
+    assert len(unlisted(list(read(source.parents[1])), set())) == 1
+    marked = code.replace("def start", f"{mark('vllm.Runner.switch')}\ndef start", 1)
+    if "make" in code:
+        marked = f"{code}\n{mark('vllm.Runner.switch')}"
+    elif "class" in code:
+        marked = code.replace("  def start", f"  {mark('vllm.Runner.switch')}\n  def start")
+    source.write_text(f"NAME = 'switch'\n{marked}\ndef make(): pass\n")
+    rest = unlisted(list(read(source.parents[1])), set())
+    assert len(rest) == ("chosen" in code)  # a name that is computed is never known to be the marked one
+
+
+def test_what_a_method_of_ours_sets_on_itself_is_ours(source: Path) -> None:
+    source.write_text("class Ours:\n  def start(self):\n    self.switch = True\n    each = lambda: self.switch\n")
+    assert unlisted(list(read(source.parents[1])), set()) == []
+
+
+def test_a_mark_without_a_replacement_is_found(source: Path) -> None:
+    source.write_text(f"{mark('vllm.Runner.switch')}\ndef start(runner): runner.lever = True\n")
+    assert unmade(list(read(source.parents[1])), set()) == ["engine/new.py: start switch"]
+    assert len(unlisted(list(read(source.parents[1])), set())) == 1
+    source.write_text(f"{mark('vllm.Runner.switch')}\ndef start(runner): runner.switch = True\n")
+    assert unmade(list(read(source.parents[1])), set()) == []
+
+
+def test_an_overridden_method_is_a_replacement(source: Path) -> None:
+    source.write_text(f"class Ours(base):\n  {mark('vllm.Base.stop')}\n  def stop(self): pass\n")
+    assert unmade(list(read(source.parents[1])), set()) == []
+
+
+def test_nothing_is_replaced_by_a_function_without_a_mark_for_it() -> None:
+    class Owner:
+        def load(self) -> None: ...
+
+    texts = dict.fromkeys(("name", "why", "how", "upstream", "until"), "x")
+    before = Owner.load
+
+    @replaces("vllm.Owner.store", **texts)  # type: ignore[arg-type]
+    def other(original: object) -> object:
+        return original
+
+    for replace in (wrap, wrap_property, put):
+        with pytest.raises(LookupError, match=r"'load' is replaced by .*other, but no @replaces above it"):
+            replace(Owner, "load", other)  # type: ignore[arg-type]
+    assert Owner.load is before
+    put(Owner, "load", replaces("vllm.Owner.load", **texts)(lambda self: None))  # type: ignore[arg-type]
+    assert Owner.load is not before
+
+
+def test_the_list_is_read_without_vllm_and_without_torch() -> None:
+    program = """
+        import sys
+        from vllm_specext.engine.catalogue import catalogue
+
+        assert len(catalogue()) > 40
+        assert not {"vllm", "torch"} & {name.partition(".")[0] for name in sys.modules}
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_mark_whose_text_has_to_be_computed_is_refused(source: Path) -> None:
+    source.write_text("@replaces(NAME + '.switch')\ndef start(runner): pass\n")
+    with pytest.raises(ValueError, match=r"engine/new.py: start: the arguments of @replaces must be literals"):
+        list(marks_in(source, source.parents[1]))
