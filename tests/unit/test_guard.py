@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from textwrap import dedent
 
 import pytest
 
@@ -53,6 +54,47 @@ def test_whatever_is_replaced_by_a_function_has_a_signature_to_check() -> None:
     without = {entry.name for entry in catalogue() if entry.kind == "replaced" and entry.signature is None}
     assert without == {"asynchronous scheduling", "error display"}
     assert not {target.replace(":", ".") for target in guard.RELIED_ON} & {entry.target for entry in catalogue()}
+
+
+def test_every_method_of_vllms_that_we_override_is_checked() -> None:
+    program = """
+        import inspect, pkgutil
+        from importlib import import_module
+        import vllm.v1.worker.cpu.shm
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+        import vllm_specext.engine, vllm_specext.methods
+        from vllm_specext.engine import guard, model_state
+        from vllm_specext.engine.scheduling import with_draft_limits
+
+        checked = {path.replace(":", ".") for path in guard.signatures()}
+        classes = {with_draft_limits(Scheduler), model_state._for_trees(DefaultModelState)}
+        classes.add(model_state._noting_kinds(DefaultModelState))
+        classes.add(model_state._for_chains(DefaultModelState, model_state.TargetOnlyVerifier))
+        for package in (vllm_specext.engine, vllm_specext.methods):
+            for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+                classes |= {each for each in vars(import_module(found.name)).values() if inspect.isclass(each)}
+        missing = set()
+        for each in classes:
+            if not each.__module__.startswith("vllm_specext"):
+                continue
+            bases = [base for base in each.__mro__ if base.__module__.startswith("vllm.")]
+            for name, method in vars(each).items():
+                function = inspect.unwrap(getattr(method, "fget", method))
+                if not inspect.isfunction(function) or "vllm_specext" not in function.__code__.co_filename:
+                    continue  # dataclasses write some
+                if name == "__init__" and function.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+                    continue  # it hands on what it gets
+                owners = [f"{base.__module__}.{base.__qualname__}" for base in bases if name in vars(base)]
+                # A compiled model's forward has the parameters that the runner's calls have.
+                owners = [owner for owner in owners if "TorchCompile" not in owner]
+                if owners and not {f"{owner}.{name}" for owner in owners} & checked:
+                    missing.add(f"{each.__name__}.{name} overrides {owners}")
+        print(len(classes) > 40, sorted(missing))
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "True []"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,16 @@ RELIED_ON: dict[str, str] = {
     f"{_SCHEDULER}._update_after_schedule": "self scheduler_output",
     f"{_SCHEDULER}.update_draft_token_ids": "self draft_token_ids",
     f"{_SCHEDULER}.update_from_output": "self scheduler_output model_runner_output",
+    "vllm.config.speculative:SpeculativeConfig.__post_init__": "self",
+    "vllm.config.speculative:SpeculativeConfig.use_eagle": "self",
+    "vllm.config.speculative:SpeculativeConfig.use_eagle_block_drop": "self",
+    "vllm.config.speculative:SpeculativeConfig.compute_hash": "self",
+    "vllm.v1.metrics.loggers:AggregateStatLoggerBase.__init__": "self vllm_config engine_indexes",
+    "vllm.v1.metrics.loggers:StatLoggerBase.log_engine_initialized": "self",
+    "vllm.v1.spec_decode.metrics:SpecDecodingLogging.__init__": "self is_diffusion",
+    "vllm.v1.spec_decode.metrics:SpecDecodingLogging.reset": "self",
+    "vllm.v1.spec_decode.metrics:SpecDecodingLogging.observe": "self spec_decoding_stats",
+    f"{_RUNNER}.spec_decode.speculator:DraftModelSpeculator.__init__": "self vllm_config device",
     "vllm.v1.metrics.loggers:StatLoggerBase.record": "self scheduler_stats iteration_stats mm_cache_stats engine_idx",
     "vllm.v1.spec_decode.metrics:SpecDecodingLogging.log": "self log_fn",
     f"{_ENCODER_CACHE}:ECConnectorLogging.observe": "self transfer_stats_data",
@@ -94,6 +104,15 @@ RELIED_ON: dict[str, str] = {
     "vllm.distributed.parallel_state:graph_capture": "device",
     "vllm.ir.op:IrOp.set_priority": "self priority",
     f"{_RUNNER}.block_table:BlockTables.append_block_ids": "self req_index new_block_ids overwrite",
+    f"{_RUNNER}.spec_decode.rejection_sampler:RejectionSampler.__call__": (
+        "self logits input_batch draft_logits invalid_drafts"
+    ),
+    f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.init_cudagraph_manager": "self cudagraph_mode",
+    f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.capture": "self",
+    f"{_RUNNER}.spec_decode.speculator:DraftModelSpeculator.sample_draft": (
+        "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits spec_step_idx"
+    ),
+    f"{_RUNNER}.cudagraph_utils:CudaGraphManager._init_candidates": "self",
 }
 """``module:object`` and its parameter names, for vLLM's callables that we override or call by position. Those that give
 way to ours are in the catalogue, and are checked with these."""
