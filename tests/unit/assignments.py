@@ -1,16 +1,19 @@
 """Reads from the source what is assigned to attributes of objects, and by which function.
 
-What it sees: ``x.a = ...``, ``x.a += ...``, ``del x.a``, ``setattr`` and ``delattr``, and what is handed to ``wrap``,
-``wrap_property``, ``put`` and the table of the CPU runner, ``{(owner, name): function}``. The type of ``x`` is not
-known to it: every object counts as vLLM's but the ``self`` of a method. So whoever assigns to another object of ours
-has to say so (``OURS`` in ``test_replacements.py``).
+What it sees: ``x.a = ...``, ``x.a += ...``, ``del x.a``, ``setattr`` and ``delattr``; ``x.a[i] = ...`` and calls that
+change a list, dictionary or tensor (``x.a.append``, ``x.a.copy_``); the same with a name that is imported from vLLM in
+the place of ``x.a``, and calls of such a name that register something; what is handed to ``wrap``, ``wrap_property``,
+``put`` and the table of the CPU runner, ``{(owner, name): function}``. It does not know the type of ``x``: every object
+counts as vLLM's but the ``self`` of a method. So whoever assigns to another object of ours has to say so (``OURS`` in
+``test_replacements.py``).
 
-What it does not see: attributes that a subclass of vLLM's sets on its own ``self``; what a list, dictionary or tensor
-gets by a call or in brackets (``x.append``, ``x.a[i] = ...``, ``hf_config.update``); ``vars(x)[...]`` and
-``exec``. Overridden methods need no mark: ``test_guard.py`` holds them to ``engine/relied_on.py``.
+What it does not see: attributes that a subclass of vLLM's sets on its own ``self``; changes under a local name
+(``a = x.a; a[i] = ...``) or by a function that gets the object; ``vars(x)[...]`` and ``exec``. Overridden methods need
+no mark: ``test_guard.py`` holds them to ``engine/relied_on.py``.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,9 @@ from vllm_specext.engine.catalogue import marks_of
 WRAPPERS = ("wrap", "wrap_property", "put")
 DYNAMIC = "?"
 """The attribute's name is computed."""
+MUTATORS = {"add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault", "update"}
+NOT_SEARCHED = ("demo", "kernels", "training", "tree")
+"""No file in these folders imports vLLM, so none has an object of vLLM's to change."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,9 @@ class Reader(ast.NodeVisitor):
         self.marked: list[tuple[str, str]] = []
         """Function and attribute, of every mark."""
         self.methods: set[str] = set()
+        self.imports_vllm = False
+        self._vllms: set[str] = set()
+        """Names that are imported from vLLM, anywhere in the file."""
         self._around: list[ast.ClassDef | ast.FunctionDef] = []
         self._marks: list[frozenset[str]] = [frozenset()]
 
@@ -69,6 +78,22 @@ class Reader(ast.NodeVisitor):
         self._marks.pop()
         self._around.pop()
 
+    def visit_Import(self, node: ast.Import) -> None:
+        self._note_imports({each.name: each.asname or each.name.partition(".")[0] for each in node.names})
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        self._note_imports({f"{node.module}.{each.name}": each.asname or each.name for each in node.names})
+
+    def _note_imports(self, names: dict[str, str]) -> None:
+        found = {own for name, own in names.items() if name.partition(".")[0] == "vllm"}
+        self._vllms |= found
+        self.imports_vllm |= bool(found)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self._note_contents(node.value)
+        self.generic_visit(node)
+
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if not isinstance(node.ctx, ast.Load) and not self._is_own(node.value):
             self._note(node, ast.unparse(node.value), node.attr)
@@ -82,6 +107,10 @@ class Reader(ast.NodeVisitor):
             name = self._name(node.args[1])
             if name != DYNAMIC:
                 self.handed.append(Handed(name, ast.unparse(node.args[2]).rpartition(".")[2]))
+        elif called.startswith("register") and ast.unparse(node.func).partition(".")[0] in self._vllms:
+            self._note(node, ast.unparse(node.func).rpartition(".")[0], called)
+        elif isinstance(node.func, ast.Attribute) and (called in MUTATORS or re.search(r"[^_]_$", called)):
+            self._note_contents(node.func.value)
         self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
@@ -89,6 +118,15 @@ class Reader(ast.NodeVisitor):
             if isinstance(key, ast.Tuple) and len(key.elts) == 2 and (name := self._name(key.elts[1])) != DYNAMIC:
                 self.handed.append(Handed(name, ast.unparse(value).rpartition(".")[2]))
         self.generic_visit(node)
+
+    def _note_contents(self, changed: ast.expr) -> None:
+        """What is in ``changed`` is changed, a list, dictionary or tensor."""
+        while isinstance(changed, ast.Subscript):
+            changed = changed.value
+        if isinstance(changed, ast.Attribute) and not self._is_own(changed.value):
+            self._note(changed, ast.unparse(changed.value), changed.attr)
+        elif isinstance(changed, ast.Name) and changed.id in self._vllms:
+            self._note(changed, "", changed.id)
 
     def _is_own(self, owner: ast.expr) -> bool:
         """``self`` of a method; in a function that becomes a method of vLLM's, ``self`` is vLLM's object."""
@@ -120,21 +158,25 @@ def targets(call: ast.Call) -> list[str]:
 
 
 def read(root: Path) -> Iterator[Reader]:
-    """The files of ``root`` that run in a server. Commands and benchmarks change nothing in vLLM but its arguments."""
-    for folder in ("engine", "methods"):
-        for file in sorted((root / folder).rglob("*.py")):
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            constants = {
-                each.targets[0].id: each.value.value
-                for each in tree.body
-                if isinstance(each, ast.Assign)
-                and isinstance(each.targets[0], ast.Name)
-                and isinstance(each.value, ast.Constant)
-                and isinstance(each.value.value, str)
-            }
-            reader = Reader(file.relative_to(root).as_posix(), constants)
-            reader.visit(tree)
-            yield reader
+    """The files of ``root`` but for ``NOT_SEARCHED``."""
+    for file in sorted(root.rglob("*.py")):
+        if file.relative_to(root).parts[0] not in NOT_SEARCHED:
+            yield read_file(file, root)
+
+
+def read_file(file: Path, root: Path) -> Reader:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    constants = {
+        each.targets[0].id: each.value.value
+        for each in tree.body
+        if isinstance(each, ast.Assign)
+        and isinstance(each.targets[0], ast.Name)
+        and isinstance(each.value, ast.Constant)
+        and isinstance(each.value.value, str)
+    }
+    reader = Reader(file.relative_to(root).as_posix(), constants)
+    reader.visit(tree)
+    return reader
 
 
 def unlisted(readers: list[Reader], ours: set[tuple[str, str, str]]) -> list[str]:
@@ -155,7 +197,7 @@ def unlisted(readers: list[Reader], ours: set[tuple[str, str, str]]) -> list[str
     return found + list(wraps)
 
 
-def unmade(readers: list[Reader], registered: set[str]) -> list[str]:
+def unmade(readers: list[Reader]) -> list[str]:
     """Marks that no assignment, wrap or override follows from, as ``file: function attribute``."""
     handed = {(each.function, each.attribute) for reader in readers for each in reader.handed}
     return [
@@ -163,7 +205,6 @@ def unmade(readers: list[Reader], registered: set[str]) -> list[str]:
         for reader in readers
         for function, attribute in reader.marked
         if (function, attribute) not in handed
-        and attribute not in registered
         and not (function == attribute and function in reader.methods)
         and not any(attribute == each.attribute and attribute in each.marks for each in reader.assignments)
     ]

@@ -7,8 +7,8 @@ from textwrap import dedent
 
 import pytest
 
-from tests.unit.assignments import read, unlisted, unmade
-from vllm_specext.engine.catalogue import PACKAGE, catalogue, marks_in
+from tests.unit.assignments import NOT_SEARCHED, read, read_file, unlisted, unmade
+from vllm_specext.engine.catalogue import PACKAGE, marks_in
 from vllm_specext.engine.replacements import replaces
 from vllm_specext.engine.wrapping import put, wrap, wrap_property
 
@@ -27,9 +27,22 @@ OURS = {
     ("methods/moa/serving.py", "self.model", "target_layers"),
     ("methods/moa/serving.py", "self.model", "target_norm"),
     ("methods/swift/speculator.py", "self.model", "skipped"),
+    ("engine/trees.py", "self.topology", "parents"),
+    ("engine/trees.py", "self.topology", "depths"),
+    ("engine/trees.py", "self.topology", "ancestors"),
+    ("engine/model_state.py", "self.trees", "kinds"),
+    ("methods/foreign_vocab/vocabulary.py", "family", "markers"),
+    ("methods/foreign_vocab/vocabulary.py", "family", "token_bytes"),
+    # Buffers that vLLM's base class allocates for our speculator, as it does for its own.
+    ("engine/tree_growth.py", "self.input_buffers", "input_ids"),
+    ("engine/tree_growth.py", "self.input_buffers", "positions"),
+    # Arguments of an engine that we are about to build.
+    ("bench/engine_process.py", "parsed", "speculative_config"),
+    ("bench/engine_process.py", "parsed", "disable_log_stats"),
     # The drafter's configurations, which we make, or copy from the target's.
     ("engine/config.py", "self.draft_model_config", "max_model_len"),
     ("engine/config.py", "self.draft_model_config.hf_config", "max_position_embeddings"),
+    ("engine/config.py", "self.draft_model_config", "hf_config"),
     ("engine/own_cache.py", "self.config.cache_config", "kv_cache_layout"),
     ("engine/own_drafter.py", "cache", "cache_dtype"),
     ("engine/own_drafter.py", "cache", "num_gpu_blocks_override"),
@@ -37,8 +50,14 @@ OURS = {
     ("engine/own_drafter.py", "compilation", "static_all_moe_layers"),
     ("engine/own_drafter.py", "compilation", "traced_files"),
     ("methods/moa/serving.py", "unscaled", "rope_parameters"),
-    # Other libraries'.
+    # Python's and other libraries'.
     ("methods/swift/suggestion_process.py", "os", "environ"),
+    ("cli/serve.py", "os", "environ"),
+    ("cli/serve.py", "sys", "argv"),
+    ("cli/serve.py", "sys", "path"),
+    ("bench/vllm_bench.py", "sys", "argv"),
+    ("engine/wrapping.py", "sys", "meta_path"),
+    ("cli/demo.py", "table", "caption"),
     ("engine/cpu/noise.py", "keys.flags", "writeable"),
     ("methods/foreign_vocab/fast.py", "own", "encode_special_tokens"),
     ("methods/foreign_vocab/native.py", "definition.normalizer_spec", "add_dummy_prefix"),
@@ -49,8 +68,6 @@ OURS = {
     ("engine/wrapping.py", "spec.loader", "exec_module"),
 }
 """Assignments to objects that are not vLLM's: file, object and attribute."""
-
-REGISTERED = {entry.target.rpartition(".")[2] for entry in catalogue() if entry.kind == "registered"}
 
 
 def mark(target: str, **given: object) -> str:
@@ -68,13 +85,19 @@ def test_every_assignment_to_an_object_of_vllms_is_marked() -> None:
     assert unlisted(list(read(PACKAGE)), OURS) == []
 
 
+def test_folders_that_are_not_searched_import_nothing_of_vllms() -> None:
+    files = [file for folder in NOT_SEARCHED for file in (PACKAGE / folder).rglob("*.py")]
+    assert {file.relative_to(PACKAGE).parts[0] for file in files} == set(NOT_SEARCHED)
+    assert [str(file) for file in files if read_file(file, PACKAGE).imports_vllm] == []
+
+
 def test_what_counts_as_ours_is_still_there() -> None:
     found = {(each.file, each.owner, each.attribute) for reader in read(PACKAGE) for each in reader.assignments}
     assert found >= OURS
 
 
 def test_every_mark_is_of_a_replacement_that_is_made() -> None:
-    assert unmade(list(read(PACKAGE)), REGISTERED) == []
+    assert unmade(list(read(PACKAGE))) == []
 
 
 @pytest.mark.parametrize(
@@ -85,6 +108,14 @@ def test_every_mark_is_of_a_replacement_that_is_made() -> None:
         "def start(runner): setattr(runner, NAME, True)",
         "def start(runner): setattr(runner, chosen(), True)",
         "def start(runner): object.__setattr__(runner, 'switch', True)",
+        "def start(runner): runner.switch[0] = True",
+        "def start(runner): del runner.switch[0][1]",
+        "def start(runner): runner.switch.append(True)",
+        "def start(runner): runner.switch[0].copy_(runner.other)",
+        "from vllm.runner import switch\ndef start(runner): switch['ours'] = True",
+        "from vllm.runner import switch\ndef start(runner): switch.update(ours=True)",
+        "from vllm.runner import register_switch\ndef start(runner): register_switch(True)",
+        "def start(runner):\n  import vllm.runner as ours\n  ours.register_switch(True)",
         "def start(runner):\n  for runner.switch in (1, 2): pass",
         "def start(original):\n  def load(self): self.switch = True\n  return load",
         "class Ours:\n  def start(self):\n    def load(self): self.switch = True\n    return load",
@@ -96,7 +127,8 @@ def test_every_mark_is_of_a_replacement_that_is_made() -> None:
 def test_a_replacement_without_a_mark_is_found(source: Path, code: str) -> None:
     source.write_text(f"NAME = 'switch'\n{code}\ndef make(): pass\n")
     assert len(unlisted(list(read(source.parents[1])), set())) == 1
-    marked = code.replace("def start", f"{mark('vllm.Runner.switch')}\ndef start", 1)
+    attribute = "register_switch" if "register" in code else "switch"
+    marked = code.replace("def start", f"{mark(f'vllm.Runner.{attribute}')}\ndef start", 1)
     if "make" in code:
         marked = f"{code}\n{mark('vllm.Runner.switch')}"
     elif "class" in code:
@@ -107,21 +139,23 @@ def test_a_replacement_without_a_mark_is_found(source: Path, code: str) -> None:
 
 
 def test_what_a_method_of_ours_sets_on_itself_is_ours(source: Path) -> None:
-    source.write_text("class Ours:\n  def start(self):\n    self.switch = True\n    each = lambda: self.switch\n")
+    source.write_text(
+        "class Ours:\n  def start(self):\n    self.switch = True\n    each = lambda: self.switch\n    self.all[0] = 1\n"
+    )
     assert unlisted(list(read(source.parents[1])), set()) == []
 
 
 def test_a_mark_without_a_replacement_is_found(source: Path) -> None:
     source.write_text(f"{mark('vllm.Runner.switch')}\ndef start(runner): runner.lever = True\n")
-    assert unmade(list(read(source.parents[1])), set()) == ["engine/new.py: start switch"]
+    assert unmade(list(read(source.parents[1]))) == ["engine/new.py: start switch"]
     assert len(unlisted(list(read(source.parents[1])), set())) == 1
     source.write_text(f"{mark('vllm.Runner.switch')}\ndef start(runner): runner.switch = True\n")
-    assert unmade(list(read(source.parents[1])), set()) == []
+    assert unmade(list(read(source.parents[1]))) == []
 
 
 def test_an_overridden_method_is_a_replacement(source: Path) -> None:
     source.write_text(f"class Ours(base):\n  {mark('vllm.Base.stop')}\n  def stop(self): pass\n")
-    assert unmade(list(read(source.parents[1])), set()) == []
+    assert unmade(list(read(source.parents[1]))) == []
 
 
 def test_nothing_is_replaced_by_a_function_without_a_mark_for_it() -> None:

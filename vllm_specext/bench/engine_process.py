@@ -18,6 +18,7 @@ from typing import Any
 from vllm_specext.bench.counters import speculation
 from vllm_specext.bench.turns import Answer, Turn
 from vllm_specext.cli.serve import set_default_threads, users_error, vllm_distribution
+from vllm_specext.engine.replacements import replaces
 
 
 class Engine:
@@ -42,10 +43,19 @@ class Engine:
             "max_num_seqs": config.scheduler_config.max_num_seqs,
         }
 
+    @replaces(
+        "vllm.v1.core.sched.scheduler.Scheduler.dynamic_sd_lookup",
+        name="size of trees in a benchmark",
+        why="a benchmark compares sizes of trees, and an engine for each would take minutes to start",
+        how="set between turns, in the engine process of vllm-specext bench alone",
+        upstream="none needed",
+        until="always",
+        kind="set",
+    )
     def set_nodes(self, nodes: int) -> None:
         """As if the schedule had ``nodes`` for every load; for engines whose configuration has a schedule."""
-        lookup = self.engine.engine_core.engine_core.scheduler.dynamic_sd_lookup
-        lookup[:] = [nodes] * len(lookup)
+        scheduler = self.engine.engine_core.engine_core.scheduler
+        scheduler.dynamic_sd_lookup[:] = [nodes] * len(scheduler.dynamic_sd_lookup)
 
     def turn(self, prompts: list[list[int]], tokens: int, concurrency: int, nodes: int | None) -> Turn:
         """A request begins when there are fewer than ``concurrency``."""

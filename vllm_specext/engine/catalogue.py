@@ -16,15 +16,13 @@ from typing import Any
 from vllm_specext.engine.replacements import Replacement, replaces
 
 PACKAGE = Path(__file__).parents[1]
-FOLDERS = ("engine", "methods")
 _MARK = replaces.__name__
 
 
 @cache
 def catalogue() -> tuple[Replacement, ...]:
     """Every replacement, in the order of files and lines."""
-    files = (file for folder in FOLDERS for file in sorted((PACKAGE / folder).rglob("*.py")))
-    return tuple(entry for file in files for entry in marks_in(file))
+    return tuple(entry for file in sorted(PACKAGE.rglob("*.py")) for entry in marks_in(file))
 
 
 def marks_in(file: Path, root: Path = PACKAGE) -> Iterator[Replacement]:

@@ -16,6 +16,7 @@ from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_
 
 from vllm_specext.declaration import Declaration, Keeps
 from vllm_specext.engine.guard import require_supported_vllm
+from vllm_specext.engine.replacements import replaces
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import ForeignOptions, MethodOptions, StockDrafterOptions, check_sizes, parse
 from vllm_specext.refusals import Launch, refuse
@@ -166,6 +167,15 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     return config
 
 
+@replaces(
+    "vllm.transformers_utils.configs.speculators.algos.SUPPORTED_SPECULATORS_TYPES",
+    name="formats of drafters",
+    why="checkpoints in the format of the speculators library name a method of a closed list",
+    how="added to: eagle3-tree is read as vLLM reads eagle3",
+    upstream="none known: the list is vLLM's own",
+    until="vLLM lets plug-ins register speculative methods",
+    kind="set",
+)
 def register_drafter_formats() -> None:
     """Let checkpoints in the format of the speculators library name our method where they could name vLLM's."""
     from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
@@ -176,6 +186,15 @@ def register_drafter_formats() -> None:
             SUPPORTED_SPECULATORS_TYPES[name] = reader
 
 
+@replaces(
+    "vllm.model_executor.models.registry.ModelRegistry.register_model",
+    name="drafters' classes",
+    why="vLLM builds a drafter by the name of its architecture",
+    how="called: vLLM's own way for plug-ins",
+    upstream="none needed",
+    until="always",
+    kind="registered",
+)
 def register_serving_models() -> None:
     """Tell vLLM where the drafters' serving models are; imports none of them."""
     from vllm.model_executor.models.registry import ModelRegistry

@@ -39,6 +39,15 @@ SIZES_IN_LOG = 5
 
 
 @replaces(
+    "vllm.v1.metrics.loggers.StatLoggerManager.stat_loggers",
+    name="metrics of draft trees",
+    why="vLLM reads its entry points for stat loggers only for the async engine",
+    how="added to, once for every Prometheus logger of an engine with one of our methods",
+    upstream="vllm#22456 (the entry points)",
+    until="vLLM lets a configuration bring its stat logger",
+    kind="set",
+)
+@replaces(
     "vllm.v1.metrics.loggers.LoggingStatLogger.spec_decoding_logging",
     name="log line on speculation",
     why="vLLM logs an acceptance rate for each drafted token; a tree has one for each depth",

@@ -70,6 +70,15 @@ class TreeSpeculator(TreeGrower):
         """What the drafter reads of the step's ``rows``, of all where there are none: ``[rows, d]``."""
         return last_hidden_states if rows is None else last_hidden_states[rows]
 
+    @replaces(
+        "vllm.v1.worker.gpu.input_batch.InputBatch.input_ids",
+        name="accepted tokens first",
+        why="vLLM's drafters read the accepted tokens from the first rows of a request; those of a tree are scattered",
+        how="where chains follow trees, the rows of the accepted paths are written first",
+        upstream="none: vLLM's drafts are chains",
+        until="vLLM verifies trees whose shape differs by request",
+        kind="set",
+    )
     def propose(
         self,
         input_batch: InputBatch,

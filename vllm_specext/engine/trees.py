@@ -19,6 +19,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_specext.engine.attention import attach, pages
+from vllm_specext.engine.replacements import replaces
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.pointers import Caches
@@ -160,6 +161,15 @@ class TreeStates:
                 table = metadata[name].block_table[: self.step.requests]
                 attach(metadata[name], self.step.rows_on(block_table=table))
 
+    @replaces(
+        "vllm.v1.worker.gpu.input_batch.InputBatch.positions",
+        name="positions of trees",
+        why="vLLM counts positions up along a request's rows; those of a tree follow the nodes' depths",
+        how="written by depth for the target's pass, and those of a chain put back afterwards",
+        upstream="none: vLLM's drafts are chains",
+        until="vLLM verifies trees whose shape differs by request",
+        kind="set",
+    )
     def restore_positions(self, batch: InputBatch) -> None:
         """Give the rows of ``batch`` the positions of a chain again, after the target's pass."""
         if self.step is not None and self.step.batch is batch:

