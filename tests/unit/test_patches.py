@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
 from vllm_specext.engine.catalogue import catalogue, present
-from vllm_specext.engine.patches import _excepthook
+from vllm_specext.engine.error_display import _excepthook
 from vllm_specext.engine.replacements import Kind, Replacement
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.registry import METHODS

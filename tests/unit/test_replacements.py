@@ -15,7 +15,7 @@ from vllm_specext.engine.wrapping import put, wrap, wrap_property
 OURS = {
     # Our own classes.
     ("engine/foreign.py", "text", "cached"),
-    ("engine/patches.py", "speculator", "req_states"),
+    ("engine/runner_parts.py", "speculator", "req_states"),
     ("engine/trees.py", "self.step", "slot_mappings"),
     ("engine/trees.py", "step", "source"),
     ("engine/trees.py", "step", "destination"),

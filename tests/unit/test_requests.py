@@ -100,7 +100,7 @@ def test_the_switch_is_checked_for_drawn_drafts_too_and_vllm_refuses_more_of_tho
     monkeypatch: pytest.MonkeyPatch, draws: bool
 ) -> None:
     from vllm_specext.engine import config
-    from vllm_specext.engine.patches import _validate_spec_decode
+    from vllm_specext.engine.front_end_patches import _validate_spec_decode
 
     monkeypatch.setattr(config, "is_ours", lambda _: True)
     ours = SimpleNamespace(options=SimpleNamespace(samples_drafts=draws))

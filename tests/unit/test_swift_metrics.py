@@ -19,7 +19,7 @@ from tests.unit.test_scheduling import request, scheduler
 from tests.unit.test_swift_keeping import be_sure_of
 from tests.unit.test_swift_search import chain, search, step
 from vllm_specext.demo.server import GRIFFIN_CHAIN
-from vllm_specext.engine.configured import _sample_tokens
+from vllm_specext.engine.runner_patches import _sample_tokens
 from vllm_specext.methods.swift.acceptance import WINDOW
 from vllm_specext.methods.swift.keeping import settled
 from vllm_specext.methods.swift.metrics import News

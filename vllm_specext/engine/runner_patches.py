@@ -1,7 +1,4 @@
-"""The replacements that are made only once one of our methods is configured.
-
-They are in modules that other processes need not load.
-"""
+"""What vLLM's model runner does at start and in every step for our methods."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,80 +8,14 @@ from vllm_specext.engine.replacements import replaces
 from vllm_specext.engine.wrapping import wrap
 
 
-def wrap_front_end() -> None:
-    """What takes requests and shows metrics."""
-    from vllm.v1.engine.input_processor import InputProcessor
-    from vllm.v1.metrics.loggers import StatLoggerManager
-
-    wrap(InputProcessor, "process_inputs", _process_inputs)
-    wrap(StatLoggerManager, "__init__", _initialize_stat_loggers)
-
-
-def wrap_worker() -> None:
-    import vllm.v1.worker.gpu.model_states as model_states
+def wrap_runner() -> None:
+    """Made in workers, once one of our methods is configured."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     wrap(GPUModelRunner, "load_model", _load_model)
     wrap(GPUModelRunner, "take_draft_token_ids", _take_draft_token_ids)
     wrap(GPUModelRunner, "sample_tokens", _sample_tokens)
     wrap(GPUModelRunner, "initialize_kv_cache", _initialize_kv_cache)
-    wrap(model_states, "resolve_model_state_cls", _resolve_model_state_cls)
-
-
-@replaces(
-    "vllm.v1.engine.input_processor.InputProcessor.process_inputs",
-    name="request limits",
-    why=(
-        "a request with more tokens than the sampler of runner V2 has room for ends the engine; V1 has no such limits; "
-        "and a misspelt key of extra_args is lost"
-    ),
-    how="wrapped once one of our methods is configured: an engine with it refuses such requests",
-    upstream="none known: V2 raises in the worker",
-    until="vLLM refuses such requests itself",
-    signature=(
-        "self request_id prompt params supported_tasks arrival_time lora_request tokenization_kwargs trace_headers "
-        "priority data_parallel_rank resumable session_id kv_hints"
-    ),
-)
-def _process_inputs(original: Callable) -> Callable:
-    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from vllm_specext.engine.config import is_ours
-        from vllm_specext.engine.request_keys import check_keys
-        from vllm_specext.engine.requests import check_room
-
-        request = original(self, *args, **kwargs)
-        if request.sampling_params is not None and is_ours(self.vllm_config.speculative_config):
-            check_keys(request.sampling_params, self.vllm_config)
-            check_room(request.sampling_params)
-        return request
-
-    return process_inputs
-
-
-@replaces(
-    "vllm.v1.metrics.loggers.StatLoggerManager.__init__",
-    name="metrics",
-    why=(
-        "vLLM reads its entry points for stat loggers only for the async engine, announces them in every server's log, "
-        "and with one ignores --disable-log-stats"
-    ),
-    how="wrapped once one of our methods is configured: an engine with it gets the metrics of draft trees",
-    upstream="vllm#22456 (the entry points)",
-    until="vLLM lets a configuration bring its stat logger",
-    signature=(
-        "self vllm_config engine_idxs custom_stat_loggers enable_default_loggers aggregate_engine_logging client_count"
-    ),
-)
-def _initialize_stat_loggers(original: Callable) -> Callable:
-    def initialize(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        from vllm_specext.engine.config import is_ours
-        from vllm_specext.engine.metrics import attach
-
-        original(self, vllm_config, *args, **kwargs)
-        if is_ours(vllm_config.speculative_config):
-            attach(self, vllm_config)
-
-    return initialize
 
 
 @replaces(
@@ -211,30 +142,3 @@ def _initialize_kv_cache(original: Callable) -> Callable:
             log_start(self)
 
     return initialize_kv_cache
-
-
-@replaces(
-    "vllm.v1.worker.gpu.model_states.resolve_model_state_cls",
-    name="verification",
-    why=(
-        "vLLM's rejection sampler keeps the law of the output only; the target's own sampler keeps the very tokens; "
-        "vLLM's also drops logprob_token_ids"
-    ),
-    how=(
-        "wrapped: for our methods a subclass of vLLM's choice overrides custom_sampler and notes which requests want "
-        "drafts; drawn drafts keep vLLM's rule and get the logprobs of listed tokens"
-    ),
-    upstream="custom_sampler is the supported hook, but only a model class can supply it",
-    until="vLLM lets a speculator supply the verification",
-    signature="vllm_config model",
-)
-def _resolve_model_state_cls(original: Callable) -> Callable:
-    def resolve_model_state_cls(vllm_config: Any, model: Any) -> Any:
-        from vllm_specext.engine.config import is_ours
-        from vllm_specext.engine.model_state import with_our_verification
-
-        base = original(vllm_config, model)
-        config = vllm_config.speculative_config
-        return with_our_verification(base, config) if is_ours(config) else base
-
-    return resolve_model_state_cls
