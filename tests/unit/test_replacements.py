@@ -19,8 +19,6 @@ OURS = {
     ("engine/trees.py", "self.step", "slot_mappings"),
     ("engine/trees.py", "step", "source"),
     ("engine/trees.py", "step", "destination"),
-    ("engine/scheduling.py", "SpecExtScheduler", "__name__"),
-    ("engine/scheduling.py", "SpecExtScheduler", "__qualname__"),
     ("methods/foreign_vocab/slem.py", "active.texts[place]", "cached"),
     ("methods/griffin/speculator.py", "drafter", "logits_processor"),
     ("methods/moa/speculator.py", "drafter", "logits_processor"),
