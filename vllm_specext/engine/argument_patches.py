@@ -28,8 +28,8 @@ def _wrap_module(module: Any) -> None:
     name="configuration",
     why="the list of speculative methods is a closed Literal",
     how=(
-        "wrapped: our methods get a SpecExtConfig, unknown methods and what is no JSON object a sentence, all others "
-        "vLLM's own function"
+        "wrapped: our methods get a SpecExtConfig; unknown methods and what is no JSON object are refused in a "
+        "sentence; all others get what vLLM's own function returns"
     ),
     upstream="RFC vllm#36219 (proposer registry)",
     until="vLLM lets plug-ins register speculative methods",

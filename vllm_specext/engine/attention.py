@@ -2,9 +2,10 @@
 
 The instances are wrapped, not the backends: a layer's ``impl.forward`` runs tree attention for the rows that this
 step's metadata names, and the backend's own kernel for all others. Writing keys and values stays vLLM's. The metadata
-decides alone, so that eager passes, compiled models and graph capture take the same way: the target's layers by the
-rows that are attached to vLLM's metadata, all layers by ``TreeRows`` in their place. A drafter whose layers cache as
-the target's do shares vLLM's metadata with them, and must not see what is attached: it reads the step as a chain.
+decides alone, so that eager passes, compiled models and graph capture work alike: the target's layers find the rows
+attached to vLLM's metadata, and any layer may get ``TreeRows`` in the place of the metadata. A drafter whose layers
+cache as the target's do shares vLLM's metadata with them, and must not see what is attached: it reads the step as a
+chain.
 
 vLLM stores a float8 cache as bytes that are to be multiplied by the layer's ``_k_scale`` and ``_v_scale``, one number
 or one for each head; FlashAttention and Triton also get their query in float8, to be multiplied by ``_q_scale``. What
@@ -53,7 +54,10 @@ def attach(metadata: Any, rows: TreeRows) -> None:
     kind="added",
 )
 def wrap_target_layers(layers: Collection[Any], levels: int) -> None:
-    """Layers whose metadata may carry rows of draft trees in front of other rows."""
+    """Wrap the target's layers, whose metadata may carry rows of draft trees before other rows.
+
+    Raises ``ConfigurationError`` for a layer that tree attention cannot stand in for.
+    """
     for layer in layers:
         backend = layer.attn_backend.get_name()
         if backend not in WITH_BLOCK_TABLE:
@@ -76,7 +80,7 @@ def wrap_target_layers(layers: Collection[Any], levels: int) -> None:
     kind="added",
 )
 def wrap_draft_layers(layers: Iterable[Any], levels: int) -> None:
-    """Layers that get ``TreeRows`` for metadata when a level of a tree is drafted."""
+    """Wrap a drafter's layers, which get ``TreeRows`` for metadata when a level of a tree is drafted."""
     for layer in layers:
         if not hasattr(layer.impl, _WRAPPED):
             _wrap(layer, levels)
@@ -88,7 +92,7 @@ def pages(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
     if not current_platform.is_cpu():
         keys, values = kv_cache.chunk(2, dim=-1)
         return keys, values
-    # Behind its nominal shape, a page on a CPU holds for each head the transposed keys, then the values.
+    # Whatever its shape says, a page on a CPU holds for each head the transposed keys, then the values.
     count, heads, page_size, width = kv_cache.shape
     halves = kv_cache.view(count, heads, 2, page_size * width // 2)
     keys = halves[:, :, 0].unflatten(-1, (width // 2, page_size)).transpose(2, 3)
@@ -111,7 +115,7 @@ def pages(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
     "vllm.v1.attention.backend.AttentionImpl.fused_output_quant_supported",
     name="results in float8",
     why="a compiler pass may ask attention for a result in float8, which tree attention does not write",
-    how="replaced on the instances whose layers verify or draft trees: none is supported",
+    how="replaced on the instances whose layers verify or draft trees: no such result is supported",
     upstream="none: no backend of vLLM's runs tree attention",
     until="vLLM verifies trees whose shape differs by request",
     signature="self quant_key",
@@ -153,13 +157,13 @@ def _wrap(layer: Any, levels: int) -> None:
 
 
 def _scales(layer: Any, query: Tensor) -> dict[str, Tensor | None]:
-    """As they are now: loading a checkpoint may replace them."""
+    """The scales as they are now, because loading a checkpoint may replace them."""
     q_scale = layer._q_scale if query.dtype.itemsize == 1 else None
     return {"q_scale": q_scale, "k_scale": layer._k_scale, "v_scale": layer._v_scale}
 
 
 def _arguments(layer: Any, levels: int) -> dict[str, Any]:
-    """What tree attention needs to know about a layer; refuses what it cannot do."""
+    """What tree attention needs to know about a layer. Raises ``ConfigurationError`` for what it cannot do."""
     impl, name = layer.impl, layer.layer_name
     for feature, present in (
         ("attention sinks", getattr(impl, "sinks", None) is not None),

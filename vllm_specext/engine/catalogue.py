@@ -52,7 +52,7 @@ def _entry(call: ast.Call, made_by: str) -> Replacement:
 
 
 def present(entry: Replacement) -> bool:
-    """Whether vLLM has what is replaced. Of an attribute that we add, whether there is an object to add it to."""
+    """Whether vLLM has what is replaced. For an attribute that we add: whether there is an object to add it to."""
     try:
         return all(_has(target, entry.kind) for target in (entry.target, *entry.also))
     except Exception:  # whatever a broken installation raises

@@ -61,7 +61,7 @@ class SpecExtConfig(SpeculativeConfig):
             max_logprobs=target.max_logprobs,
             hf_overrides=self.draft_overrides or {},
         )
-        # No position lies behind the target's context, and a checkpoint's number would size the rotary table.
+        # No position lies after the target's context, and a checkpoint's number would size the rotary table.
         self.draft_model_config.hf_config.max_position_embeddings = target.max_model_len
         self.draft_tensor_parallel_size = self.target_parallel_config.tensor_parallel_size
         self.draft_model_config.max_model_len = self._maybe_override_draft_max_model_len(
@@ -73,7 +73,7 @@ class SpecExtConfig(SpeculativeConfig):
         return self
 
     def _add_language_model(self, target: ModelConfig) -> None:
-        """A drafter with its own tokenizer and context."""
+        """Configure a drafter with its own tokenizer and context."""
         self.draft_model_config = ModelConfig(
             model=self.model,
             runner="draft",
@@ -90,7 +90,7 @@ class SpecExtConfig(SpeculativeConfig):
         )
 
     def _add_stock_drafter(self, stock_method: str) -> None:
-        """A drafter that vLLM has classes for: its configuration is the one that vLLM makes for its own method."""
+        """Configure a drafter that vLLM has classes for, as vLLM does it for its own method."""
         ours, self.method = self.method, stock_method
         super().__post_init__()
         self.method = ours
@@ -108,7 +108,7 @@ class SpecExtConfig(SpeculativeConfig):
 
     @property
     def declared(self) -> Declaration:
-        """What the method says of itself."""
+        """What the method declares of itself."""
         assert self.method is not None
         return METHODS[self.method].declares
 
@@ -171,7 +171,7 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     "vllm.transformers_utils.configs.speculators.algos.SUPPORTED_SPECULATORS_TYPES",
     name="formats of drafters",
     why="checkpoints in the format of the speculators library name a method of a closed list",
-    how="added to: eagle3-tree is read as vLLM reads eagle3",
+    how="one more entry: eagle3-tree is read as vLLM reads eagle3",
     upstream="none known: the list is vLLM's own",
     until="vLLM lets plug-ins register speculative methods",
     kind="set",
@@ -211,7 +211,7 @@ def _step_tokens(arguments: Any) -> int | None:
 
 
 def _check_schedule(schedule: list[list[int]] | None) -> None:
-    """vLLM looks at the schedule only when the scheduler is built, in another process."""
+    """Refuse what vLLM would refuse later, in another process, where the scheduler is built."""
     if schedule is None:
         return
     try:

@@ -23,7 +23,7 @@ def wrap_config() -> None:
 @replaces(
     "vllm.config.vllm.EagleModelTypes",
     name="asynchronous scheduling",
-    why="asynchronous scheduling is switched off for method names that are not in this Literal",
+    why="vLLM switches asynchronous scheduling off for methods that this Literal does not name",
     how="rebound with our methods added",
     upstream="none: the list is vLLM's own",
     until="vLLM lets plug-ins register speculative methods",
@@ -54,8 +54,8 @@ def _use_v2_model_runner(original: Callable) -> Callable:
 @replaces(
     "vllm.config.vllm.VllmConfig.num_lookahead_tokens",
     name="lookahead slots",
-    why="vLLM reserves a slot per drafted token for the drafter's keys; growing a tree writes another number of them",
-    how="wrapped property: for draft trees the slots that the expansion writes, for chains vLLM's own number",
+    why="vLLM reserves one KV slot for each drafted token; growing a tree writes another number of them",
+    how="wrapped property: the number that growing the tree writes; vLLM's own for chains",
     upstream="none: vLLM drafts chains only",
     until="vLLM asks the speculator",
     signature="self",
@@ -74,10 +74,10 @@ def _num_lookahead_tokens(original: Callable) -> Callable:
     "vllm.config.vllm.VllmConfig._maybe_disable_dynamic_sd_for_data_parallel",
     name="schedule under data parallelism",
     why=(
-        "vLLM drops the numbers of drafted tokens by load where there are several data-parallel ranks; those of dense "
-        "targets do not know of each other, and would draft the largest trees at any load"
+        "with several data-parallel ranks vLLM drops the schedule of drafted tokens by load; the ranks of a dense "
+        "target do not work in step, and would draft the largest trees at any load"
     ),
-    how="wrapped: for our methods with a dense target the schedule stays",
+    how="wrapped: our methods keep the schedule where the target is dense",
     upstream="none known: vLLM does not ask whether the ranks work in step",
     until="vLLM keeps the schedule of dense targets",
     signature="self",
@@ -95,7 +95,7 @@ def _keep_schedule_of_independent_ranks(original: Callable) -> Callable:
 @replaces(
     "vllm.config.scheduler.SchedulerConfig.get_scheduler_cls",
     name="scheduler",
-    why="vLLM schedules the same number of drafted tokens for every request; some get a chain, and some nothing",
+    why="vLLM schedules the same number of drafted tokens for every request; some get a chain, others none",
     how="wrapped: for our methods a subclass of vLLM's choice shortens the drafts of such requests",
     upstream="none: no way to limit drafts per request",
     until="vLLM has a number of drafted tokens per request",

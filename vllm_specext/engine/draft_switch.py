@@ -1,7 +1,7 @@
 """Times the scheduler's steps, and switches drafting off for the numbers of running requests at which it loses.
 
-The scheduler decides how many tokens are drafted, for every worker, so that it is the one place where that can be done
-for all of them at once. What is drafted less or more never changes the output.
+The scheduler decides for every worker how many tokens are drafted, so this is the one place that can decide for all of
+them at once. Drafting less or more never changes the output.
 """
 
 import logging
@@ -25,7 +25,7 @@ class DraftSwitch:
         """When the step before ended and how many requests it had, if it only decoded."""
 
     def note(self, scheduled: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> None:
-        """To be called where a step that was ``scheduled`` has ended; ``sampled`` are the tokens of each request."""
+        """Take note that a step that was ``scheduled`` has ended; ``sampled`` are the tokens of each request."""
         now, requests = time.perf_counter(), len(scheduled.num_scheduled_tokens)
         drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
         only_decodes = scheduled.total_num_scheduled_tokens == requests + drafted

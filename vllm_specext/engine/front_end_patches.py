@@ -52,10 +52,10 @@ def _validate_spec_decode(original: Callable) -> Callable:
     "vllm.v1.engine.input_processor.InputProcessor.process_inputs",
     name="request limits",
     why=(
-        "a request with more tokens than the sampler of runner V2 has room for ends the engine; V1 has no such limits; "
-        "and a misspelt key of extra_args is lost"
+        "the sampler of runner V2 has room for so many tokens of a request, and one with more ends the engine; vLLM "
+        "says nothing of a misspelt key of extra_args"
     ),
-    how="wrapped once one of our methods is configured: an engine with it refuses such requests",
+    how="wrapped once one of our methods is configured: an engine with it refuses both",
     upstream="none known: V2 raises in the worker",
     until="vLLM refuses such requests itself",
     signature=(
@@ -82,8 +82,8 @@ def _process_inputs(original: Callable) -> Callable:
     "vllm.v1.metrics.loggers.StatLoggerManager.__init__",
     name="metrics",
     why=(
-        "vLLM reads its entry points for stat loggers only for the async engine, announces them in every server's log, "
-        "and with one ignores --disable-log-stats"
+        "vLLM reads its entry points for stat loggers only for the async engine and announces them in every server's "
+        "log; where there is one, --disable-log-stats has no effect"
     ),
     how="wrapped once one of our methods is configured: an engine with it gets the metrics of draft trees",
     upstream="vllm#22456 (the entry points)",

@@ -20,7 +20,7 @@ from vllm_specext.engine.replacements import replaces
     name="fused kernels",
     why=(
         "a model that is to be compiled has its norms, activations and rotary embeddings in torch, operation by "
-        "operation; SWIFT runs its layers one by one, which nothing compiles"
+        "operation; SWIFT runs the layers one by one, uncompiled"
     ),
     how=(
         "while SWIFT's drafts are captured, and no longer, the target's own modules take the kernels that vLLM takes "
@@ -32,7 +32,7 @@ from vllm_specext.engine.replacements import replaces
 )
 @contextmanager
 def fused_kernels(model: nn.Module) -> Iterator[None]:
-    """What of ``model`` runs in here takes the kernels that vLLM takes with ``--enforce-eager``."""
+    """Let ``model`` run with the kernels that vLLM takes with ``--enforce-eager``, inside of this context."""
     if not current_platform.is_cuda():
         yield
         return

@@ -1,4 +1,4 @@
-"""What is captured in CUDA graphs: for how many requests draft passes are, and what must not be."""
+"""Which batches CUDA graphs are captured for: draft passes by number of requests, and no mixed batches with trees."""
 
 from itertools import accumulate, pairwise
 
@@ -42,9 +42,12 @@ def capture_no_mixed_batches(compilation: CompilationConfig) -> None:
 
 
 def drafted_sizes(vllm_config: VllmConfig) -> dict[int, list[int]]:
-    """Of each number of requests that a graph is captured for, the numbers of tokens that the schedule drafts where a
-    batch is padded to it; ascending. The numbers are vLLM's capture sizes and those after which the schedule drafts
-    something else: a batch of fewer is not padded beyond, where no memory was counted for what it drafts."""
+    """Return, for each number of requests that a graph is captured for, the numbers of tokens that the schedule drafts
+    where a batch is padded to it, ascending.
+
+    The graphs are for vLLM's capture sizes, and for the last numbers of requests before the schedule changes. So no
+    batch is padded to a number of requests for which the memory of its drafts was not counted.
+    """
     sizes = vllm_config.compilation_config.cudagraph_capture_sizes
     most = vllm_config.scheduler_config.max_num_seqs
     schedule = _by_load(vllm_config)
@@ -55,8 +58,8 @@ def drafted_sizes(vllm_config: VllmConfig) -> dict[int, list[int]]:
 
 
 def most_drafted(vllm_config: VllmConfig) -> list[int]:
-    """For each number of requests, 0 to ``max_num_seqs``: the most tokens that the schedule drafts for one of them
-    while at least so many run. A step that verifies has no more for each."""
+    """Return, for each number of requests from 0 to ``max_num_seqs``, the most tokens that the schedule drafts for one
+    of them while at least so many run. A step that verifies has no more for each."""
     return list(accumulate(reversed(_by_load(vllm_config)), max))[::-1]
 
 

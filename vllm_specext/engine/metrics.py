@@ -8,10 +8,10 @@ In Prometheus, with vLLM's labels (``model_name``, ``engine``):
 * ``vllm:specext_acceptance_length``: histogram of the tokens a verification emits, the target's own token included.
 
 vLLM's log line on speculation gets one acceptance rate per depth instead of one per node, and a line on tree sizes
-follows it. A verification without drafted tokens counts nowhere, as in vLLM's own metrics.
+follows it. A verification without drafted tokens is not counted, as in vLLM's own metrics.
 
-The names begin with ``vllm:`` because vLLM takes what is called so off the registry when an engine follows another in
-the same process, and because ``LLM.get_metrics`` returns nothing else.
+The names begin with ``vllm:`` because vLLM removes metrics with such names from the registry when another engine starts
+in the same process, and because ``LLM.get_metrics`` returns nothing else.
 """
 
 from collections import Counter
@@ -35,14 +35,15 @@ from vllm_specext.engine.replacements import replaces
 from vllm_specext.registry import METHODS, load
 
 SIZES_IN_LOG = 5
-"""Budgets by load give a few tree sizes; what the scheduler cuts to fit its own budget adds rare others."""
+"""How many sizes of trees the log line has. The schedule by load gives a few; trees that vLLM's scheduler cuts to fit a
+step add rare others."""
 
 
 @replaces(
     "vllm.v1.metrics.loggers.StatLoggerManager.stat_loggers",
     name="metrics of draft trees",
     why="vLLM reads its entry points for stat loggers only for the async engine",
-    how="added to, once for every Prometheus logger of an engine with one of our methods",
+    how="one more for each Prometheus logger of an engine with one of our methods",
     upstream="vllm#22456 (the entry points)",
     until="vLLM lets a configuration bring its stat logger",
     kind="set",
@@ -58,8 +59,8 @@ SIZES_IN_LOG = 5
 )
 @replaces(
     "vllm.v1.metrics.loggers.PrometheusStatLogger.ec_connector_prom",
-    name="speculator's news in Prometheus",
-    why="what a speculator knows comes in the place of an encoder-cache connector's statistics",
+    name="speculator's statistics in Prometheus",
+    why="a speculator's statistics come in the place of those of an encoder-cache connector",
     how="set where the method has metrics of its own",
     upstream="vllm#22456 (the entry points)",
     until="vLLM lets a configuration bring its stat logger",
@@ -67,15 +68,15 @@ SIZES_IN_LOG = 5
 )
 @replaces(
     "vllm.v1.metrics.loggers.LoggingStatLogger.ec_connector_logging",
-    name="speculator's news in the log",
-    why="what a speculator knows comes in the place of an encoder-cache connector's statistics",
+    name="speculator's statistics in the log",
+    why="a speculator's statistics come in the place of those of an encoder-cache connector",
     how="set where the method has metrics of its own",
     upstream="vllm#22456 (the entry points)",
     until="vLLM lets a configuration bring its stat logger",
     kind="set",
 )
 def attach(manager: StatLoggerManager, vllm_config: VllmConfig) -> None:
-    """Add these metrics to the loggers that vLLM chose for an engine with one of our methods.
+    """Add the metrics of draft trees to the loggers that vLLM chose for an engine with one of our methods.
 
     They go where vLLM's own go: to Prometheus or Ray, and to the log only if vLLM writes its statistics there.
     """
@@ -111,12 +112,12 @@ def exactly(total: int, more_than: Sequence[int]) -> Counter[int]:
 
 
 def by_size(stats: SpecDecodingStats) -> Counter[int]:
-    """Verifications by number of nodes."""
+    """The number of verifications, by the number of nodes."""
     return exactly(stats.num_drafts, stats.num_draft_tokens_per_pos)
 
 
 def by_accepted(stats: SpecDecodingStats) -> Counter[int]:
-    """Verifications by number of drafted tokens accepted.
+    """The number of verifications, by the number of accepted tokens.
 
     vLLM's scheduler only counts, so its position i stands for depth i + 1, whichever nodes were accepted.
     """

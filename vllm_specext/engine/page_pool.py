@@ -1,14 +1,14 @@
-"""Who has which pages of a drafter's own cache."""
+"""The pages of a drafter's own cache, and which request has which of them."""
 
 from collections.abc import Iterable
 from math import ceil
 
 NULL_PAGE = 0
-"""Rows of no request are written there."""
+"""The page to which rows of no request are written."""
 
 
 class PagePool:
-    """``pages`` of ``page_size`` tokens, the null page among them, for requests by slot."""
+    """Gives ``pages`` of ``page_size`` tokens, the null page among them, to requests by their slots."""
 
     def __init__(self, pages: int, page_size: int) -> None:
         self.page_size = page_size
@@ -16,9 +16,10 @@ class PagePool:
         self._own: dict[int, list[int]] = {}
 
     def take(self, slot: int, tokens: int, waiting: Iterable[int] = ()) -> list[int] | None:
-        """The pages that the request in ``slot`` gets behind those it has, so that ``tokens`` fit. Where none are free,
-        the requests in the slots ``waiting`` lose theirs, one after the other. ``None`` where that is not enough, and
-        the request keeps what it has."""
+        """Give the request in ``slot`` pages after those it has, so that ``tokens`` fit, and return the new ones.
+
+        Where too few are free, the requests in the slots ``waiting`` lose theirs, one after the other. Where that is
+        not enough, the request keeps what it has, and ``None`` is returned."""
         own = self._own.get(slot, [])
         missing = max(0, ceil(tokens / self.page_size) - len(own))
         for other in waiting:
@@ -33,8 +34,9 @@ class PagePool:
         return new
 
     def release(self, slot: int) -> None:
+        """Take all pages back from the request in ``slot``."""
         self._free += self._own.pop(slot, [])
 
     def count(self, slot: int) -> int:
-        """Pages of the request in ``slot``."""
+        """How many pages the request in ``slot`` has."""
         return len(self._own.get(slot, []))

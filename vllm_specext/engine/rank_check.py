@@ -16,17 +16,18 @@ from vllm_specext.engine.replacements import replaces
 
 VARIABLE = "VLLM_SPECEXT_RANK_CHECK_STEPS"
 STEPS = 128
-"""A comparison is one all-reduce of two numbers. Ranks that part ways stay apart for as long as the request runs."""
+"""Steps from one comparison to the next. A comparison is one all-reduce of two numbers. Ranks that part ways stay apart
+for as long as the request runs, so that a later comparison finds them too."""
 
 
 class RankCheck:
-    """``group`` is vLLM's of the tensor-parallel ranks. All of them must make the same calls."""
+    """Compares the tensor-parallel ranks of ``group``, vLLM's. All of them must make the same calls."""
 
     def __init__(self, group: Any, steps: int) -> None:
         self._group = group
         self._steps = steps
         self._count = 0
-        self._told: Tensor | None = None
+        self._compared: Tensor | None = None
         """Highest fingerprint and minus the lowest, on the host."""
         self._copied = torch.cuda.Event() if torch.cuda.is_available() else None
 
@@ -42,18 +43,18 @@ class RankCheck:
         mark = fingerprint(kept)
         extremes = torch.stack((mark, -mark))
         distributed.all_reduce(extremes, distributed.ReduceOp.MAX, group=self._group.device_group)
-        if self._told is None:
-            self._told = torch.zeros(2, dtype=torch.int64, pin_memory=extremes.is_cuda)
-        self._told.copy_(extremes, non_blocking=True)
+        if self._compared is None:
+            self._compared = torch.zeros(2, dtype=torch.int64, pin_memory=extremes.is_cuda)
+        self._compared.copy_(extremes, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 
     def _read(self) -> None:
-        if self._told is None:
+        if self._compared is None:
             return
         if self._copied is not None:
             self._copied.synchronize()
-        highest, minus_lowest = self._told.tolist()
+        highest, minus_lowest = self._compared.tolist()
         if highest != -minus_lowest:
             raise RuntimeError(
                 f"tensor-parallel ranks disagree on what was drafted or drawn within the {self._steps} steps before "
@@ -62,7 +63,7 @@ class RankCheck:
 
 
 def fingerprint(kept: tuple[Tensor, ...]) -> Tensor:
-    """An int64 of two to the 62nd, which depends on every value and its place."""
+    """A number below two to the 62nd, which depends on every value and its place."""
     parts = []
     for number, values in enumerate(kept, start=1):
         flat = values.flatten().long()
@@ -74,7 +75,7 @@ def fingerprint(kept: tuple[Tensor, ...]) -> Tensor:
 
 
 def steps_between() -> int:
-    """From the environment: 1 compares at every step."""
+    """How many steps there are from one comparison to the next, from the environment; 1 compares at every step."""
     value = os.environ.get(VARIABLE, str(STEPS))
     if not value.isdecimal() or int(value) == 0:
         raise RuntimeError(f"environment variable {VARIABLE} is {value!r}, but must be a positive integer.")
@@ -91,7 +92,7 @@ def steps_between() -> int:
     kind="added",
 )
 def check_ranks(runner: Any) -> None:
-    """After a step of vLLM's model ``runner`` with one of our methods."""
+    """Compare the ranks after a step of vLLM's model ``runner`` with one of our methods, if it is time to."""
     check = getattr(runner, "specext_rank_check", None)
     if check is None:
         from vllm.distributed.parallel_state import get_tp_group

@@ -1,5 +1,5 @@
-"""What there is to say about a server: what vLLM picks on this machine, for ``vllm-specext doctor``, and the start-up
-log of an engine with one of our methods, one line per fact."""
+"""The facts about a server: what vLLM picks on this machine, for ``vllm-specext doctor``, and the start-up log of an
+engine with one of our methods, one line per fact."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def log_start(runner: Any) -> None:
 
 
 def configured(vllm_config: Any) -> list[Line]:
-    """What the configuration alone says."""
+    """The facts that the configuration alone gives."""
     config = vllm_config.speculative_config
     drafter = str(config.model or ("the target itself" if config.declared.reads is Reads.LAYERS else "none"))
     if config.tree is None:
@@ -68,7 +68,7 @@ def configured(vllm_config: Any) -> list[Line]:
 
 
 def laid_out(runner: Any) -> list[Line]:
-    """Memory and graphs."""
+    """The facts about memory and CUDA graphs, which are known once the caches have been laid out."""
     return [memory_line(runner), ("CUDA graphs of drafts", graphs(runner.speculator))]
 
 

@@ -1,7 +1,7 @@
 """Which keys a request may have in ``SamplingParams.extra_args``, the ``vllm_xargs`` of the OpenAI API.
 
-vLLM takes any key there and passes over those that nobody reads, so that a misspelt switch would be lost without a
-word.
+vLLM takes any key there and ignores those that nobody reads, so that a misspelt switch would have no effect, without a
+message.
 """
 
 from difflib import get_close_matches
@@ -18,7 +18,8 @@ KNOWN = (SWITCH, "session_id", "kv_transfer_params", "ec_transfer_params", "kv_c
 """Ours, and all that vLLM reads with the targets that our methods have."""
 
 SIMILAR = 0.85
-"""Of ``difflib``'s ratio: letters that are swapped, missing, doubled or added are above it, other words below."""
+"""The least ratio of ``difflib`` that counts as a misspelling. Swapped, missing, doubled or added letters give more,
+and other words less."""
 
 
 def check_keys(params: SamplingParams, vllm_config: Any) -> None:
@@ -46,5 +47,5 @@ def _has_other_readers(vllm_config: Any) -> bool:
 
 @cache
 def _are_processors_installed() -> bool:
-    """Looked up once, because that takes ten milliseconds."""
+    """Whether there are any among the installed packages; looked up once, because that takes ten milliseconds."""
     return bool(entry_points(group="vllm.logits_processors"))

@@ -33,7 +33,7 @@ class Drafting(IntEnum):
 
 
 def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Drafting:
-    """The most that a request with ``params`` may be drafted. ``custom_processors``: see ``has_custom_processors``."""
+    """The most that may be drafted for a request with ``params``. ``custom_processors``: whether there are any."""
     if params is None or not (params.extra_args or {}).get(SWITCH, True):
         return Drafting.OFF
     needs_chain = (
@@ -49,8 +49,10 @@ def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Draft
 
 
 def drafting_for(request: Any, reads: Reads, custom_processors: bool) -> Drafting:
-    """The most that ``request``, vLLM's ``Request`` or ``NewRequestData``, may be drafted by a method that ``reads``
-    this: nothing where it reads the text, which a prompt of embeddings has not."""
+    """The most that a method that ``reads`` this may draft for ``request``, vLLM's ``Request`` or ``NewRequestData``.
+
+    A method that reads the text drafts nothing after a prompt of embeddings, which has no text.
+    """
     if reads is Reads.TEXT and request.prompt_embeds is not None:
         return Drafting.OFF
     return drafting_of(request.sampling_params, custom_processors)

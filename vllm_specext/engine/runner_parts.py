@@ -14,7 +14,7 @@ from vllm_specext.registry import METHODS, load
 def wrap_choice_of_speculator() -> None:
     import vllm.v1.worker.gpu.spec_decode as spec_decode
 
-    # A program may have loaded the runner before the plug-in, which then has the function under a name of its own.
+    # A runner that the program loaded before the plug-in has the function under its own name.
     for owner in filter(None, (spec_decode, sys.modules.get("vllm.v1.worker.gpu.model_runner"))):
         wrap(owner, "init_speculator", _init_speculator)
 
@@ -24,8 +24,8 @@ def wrap_choice_of_speculator() -> None:
     name="speculator",
     why="the choice of the speculator is a closed if/elif",
     how=(
-        "wrapped, also under the runner's own name for it where that was loaded before the plug-in: our methods get "
-        "their own DraftModelSpeculator"
+        "wrapped: our methods get their own DraftModelSpeculator; a runner that was loaded before the plug-in has the "
+        "function under its own name, which is wrapped too"
     ),
     upstream="RFC vllm#36219 (proposer registry)",
     until="vLLM lets plug-ins register speculative methods",
@@ -65,12 +65,12 @@ def _wrap_choice_of_model_state() -> None:
     "vllm.v1.worker.gpu.model_states.resolve_model_state_cls",
     name="verification",
     why=(
-        "vLLM's rejection sampler keeps the law of the output only; the target's own sampler keeps the very tokens; "
-        "vLLM's also drops logprob_token_ids"
+        "vLLM's rejection sampler keeps the distribution of the output, and the target's own sampler the very tokens; "
+        "vLLM's also leaves out logprob_token_ids"
     ),
     how=(
-        "wrapped: for our methods a subclass of vLLM's choice overrides custom_sampler and notes which requests want "
-        "drafts; drawn drafts keep vLLM's rule and get the logprobs of listed tokens"
+        "wrapped: for our methods a subclass of vLLM's choice overrides custom_sampler and notes what each request may "
+        "be drafted; drawn drafts are verified by vLLM's rule, with the logprobs of listed tokens"
     ),
     upstream="custom_sampler is the supported hook, but only a model class can supply it",
     until="vLLM lets a speculator supply the verification",

@@ -21,8 +21,8 @@ def wrap_runner() -> None:
 @replaces(
     "vllm.v1.worker.gpu.model_runner.GPUModelRunner.load_model",
     name="auxiliary hidden states",
-    why="the runner has the target give hidden states of its layers for a closed list of method names",
-    how="wrapped: for our methods that read them the runner's switch is set before the target is loaded",
+    why="the runner has the target give hidden states of its layers for a closed list of methods",
+    how="wrapped: the runner's switch is set before the target is loaded, for our methods that read the states",
     upstream="RFC vllm#36219 (proposer registry)",
     until="vLLM asks the speculator",
     signature="self load_dummy_weights args model kwargs",
@@ -30,8 +30,8 @@ def wrap_runner() -> None:
 @replaces(
     "vllm.v1.worker.gpu.model_runner.GPUModelRunner.use_aux_hidden_state_outputs",
     name="switch of auxiliary hidden states",
-    why="the runner sets it for a closed list of method names",
-    how="set before the target is loaded, for our methods that read them",
+    why="the runner sets it for a closed list of methods",
+    how="set before the target is loaded, for our methods that read the states",
     upstream="RFC vllm#36219 (proposer registry)",
     until="vLLM asks the speculator",
     kind="set",
@@ -74,11 +74,11 @@ def _take_draft_token_ids(original: Callable) -> Callable:
 
 @replaces(
     "vllm.v1.worker.gpu.model_runner.GPUModelRunner.sample_tokens",
-    name="news of a speculator",
-    why="vLLM has no way for what a speculator knows to reach the metrics; SWIFT's search runs in the worker",
+    name="statistics of a speculator",
+    why="a speculator has no way to the metrics in vLLM; SWIFT's search runs in the worker",
     how=(
-        "wrapped: where a speculator has news, they go into the step's output, in the place of the statistics of an "
-        "encoder-cache connector, which is refused with that method; tensor-parallel ranks are compared"
+        "wrapped: a speculator's statistics go into the step's output, in the place of those of an encoder-cache "
+        "connector, which is refused with that method; tensor-parallel ranks are compared"
     ),
     upstream="none: vLLM's speculators have no statistics of their own",
     until="vLLM takes statistics from the speculator",
@@ -86,9 +86,9 @@ def _take_draft_token_ids(original: Callable) -> Callable:
 )
 @replaces(
     "vllm.v1.outputs.ModelRunnerOutput.ec_connector_output",
-    name="carrier of a speculator's news",
-    why="a step's output has no field for what a speculator knows",
-    how="set where a speculator has news; encoder-cache connectors, whose field it is, are refused with that method",
+    name="carrier of a speculator's statistics",
+    why="a step's output has no field for a speculator's statistics",
+    how="set where a speculator has any; the field is that of encoder-cache connectors, refused with that method",
     upstream="none: vLLM's speculators have no statistics of their own",
     until="vLLM takes statistics from the speculator",
     kind="set",
@@ -102,12 +102,12 @@ def _sample_tokens(original: Callable) -> Callable:
         if is_ours(self.vllm_config.speculative_config):
             check_ranks(self)
         news = getattr(self.speculator, "news", None)
-        if output is not None and news is not None and (told := news.take()) is not None:
+        if output is not None and news is not None and (statistics := news.take()) is not None:
             from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorStats
             from vllm.v1.outputs import ECConnectorOutput
 
-            stats = ECConnectorStats(told)
-            output.model_runner_output.ec_connector_output = ECConnectorOutput(ec_connector_stats=stats)
+            carrier = ECConnectorOutput(ec_connector_stats=ECConnectorStats(statistics))
+            output.model_runner_output.ec_connector_output = carrier
         return output
 
     return sample_tokens
@@ -117,8 +117,8 @@ def _sample_tokens(original: Callable) -> Callable:
     "vllm.v1.worker.gpu.model_runner.GPUModelRunner.initialize_kv_cache",
     name="start-up log",
     why=(
-        "vLLM has no moment at which a speculator may say what it will do, its memory included, and its warm-up, whose "
-        "requests are drafted chains, runs no kernel of trees"
+        "vLLM never asks a speculator what it will do and how much memory it takes; and vLLM's warm-up has requests "
+        "with chains alone, so that it runs no kernel of trees"
     ),
     how=(
         "wrapped: afterwards the kernels of verification are compiled on a GPU, and rank 0 logs the method, its "

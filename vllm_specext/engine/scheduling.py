@@ -1,9 +1,11 @@
-"""Requests that are drafted less than the others: none where speculation is off, a chain's length where a tree will not
-do. Methods that ask for it are drafted nothing at loads where that is faster (``draft_switch.py``). And sessions of
-streaming input go on where their last turn ended.
+"""The scheduler of our methods, which drafts less for some requests than for others.
 
-The scheduler only counts. Whatever the drafter writes for such a request, the scheduler gives it rows for the first few
-drafted tokens only, and those are a chain by the worker's own rule (``requests.py``).
+A request gets no drafts where speculation is off, and a chain where a tree will not do (``requests.py``). Methods that
+ask for it draft nothing at loads where that is faster (``draft_switch.py``). And a session of streaming input goes on
+where its last turn ended.
+
+The scheduler only counts. Whatever the drafter writes for a request with a chain, the scheduler gives it rows for the
+first few drafted tokens only, and the worker makes those a chain by the same rule.
 """
 
 from functools import cache

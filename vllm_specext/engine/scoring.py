@@ -15,12 +15,12 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 
 class ScoringVerifier(RejectionSampler):
-    """vLLM's verification step, whose ``_verify`` a subclass gives with the two tensors below."""
+    """vLLM's verification step. A subclass gives ``_verify``, which sets the two tensors below."""
 
     _chosen: Tensor
-    """``[L]``: the token that each row of a chunk's logits is reported with."""
+    """The token that each row of a chunk's logits is reported with, ``[L]``."""
     _slots: Tensor
-    """``[L]``: their request slots."""
+    """The request slot of each row, ``[L]``."""
 
     def __call__(
         self,
@@ -29,7 +29,7 @@ class ScoringVerifier(RejectionSampler):
         draft_logits: Tensor | None = None,
         invalid_drafts: Tensor | None = None,
     ) -> SamplerOutput:
-        # Of the whole batch, because the scores of several chunks are put together.
+        # For the whole batch, because the scores of several chunks are put together.
         self._logprobs_dims = self.sampler.get_logprobs_dims(input_batch.idx_mapping_np)
         self._has_drafts = logits.shape[0] != input_batch.num_reqs
         return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
@@ -99,7 +99,7 @@ class DrawnDraftVerifier(ScoringVerifier):
         )
         rows = torch.arange(len(logits), dtype=cu_num_logits.dtype, device=logits.device)
         request = torch.searchsorted(cu_num_logits[1:], rows, right=True)
-        # What is behind the last emitted token of a request was never written.
+        # What follows the last emitted token of a request was never written.
         is_emitted = expanded_local_pos < num_sampled[request]
         self._chosen = torch.where(is_emitted, emitted[request, expanded_local_pos], 0)
         self._slots = expanded_idx_mapping

@@ -1,4 +1,4 @@
-"""``vllm serve DRAFTER``: the target and the keys of ``--speculative-config`` that the drafter stands for."""
+"""Serving a drafter by its own name, ``vllm serve DRAFTER``: its ``config.json`` names the target and the method."""
 
 import os
 from collections.abc import Callable
@@ -14,15 +14,16 @@ from vllm_specext.served_drafter import VERIFIER, refuse_drafter, resolve
     "vllm.engine.arg_utils.maybe_override_with_speculators",
     name="served drafters",
     why=(
-        "of a drafter that is served by its own name vLLM sees a relative target from the current directory, drops a "
-        "method that the user asks for without a word, and answers wrong keys with a traceback"
+        "where a drafter is served by its own name, vLLM looks for a relative target in the current directory, drops "
+        "the method that the user asks for without a message, and shows a traceback for wrong keys"
     ),
     how=(
-        "wrapped: where one of our methods is named, the target is seen from the drafter's folder, vLLM's EAGLE "
-        "drafters are served with trees on demand, and what is wrong is a sentence; all others get vLLM's own answer"
+        "wrapped: where one of our methods is named, the target is looked for in the drafter's folder, vLLM's EAGLE "
+        "drafters are served with trees on demand, and wrong keys are refused in a sentence; all others get vLLM's "
+        "own answer"
     ),
     upstream="none known",
-    until="vLLM lets plug-ins register speculative methods, and sees the target from the drafter's folder",
+    until="vLLM lets plug-ins register speculative methods, and looks for the target in the drafter's folder",
     signature="model tokenizer trust_remote_code revision vllm_speculative_config hf_token kwargs",
 )
 def override_with_drafter(original: Callable) -> Callable:

@@ -23,7 +23,7 @@ from vllm_specext.kernels.tree_attention import TreeRows, variant
 
 
 def warm_up(runner: Any) -> None:
-    """For vLLM's model ``runner``, whose caches have been laid out; nothing on a CPU, and without draft trees."""
+    """Compile what vLLM's model ``runner`` needs once its caches are laid out: nothing on a CPU or without trees."""
     trees = getattr(runner.model_state, "trees", None)
     if trees is None or runner.device.type != "cuda":
         return
@@ -75,7 +75,7 @@ def compile_attention(
 
 
 def compile_chains(speculator: TreeSpeculator, schedule: Sequence[Sequence[int]]) -> None:
-    """Go on to the second token of a chain, of a request that is nobody's yet, where the ``schedule`` has chains."""
+    """Prepare the second token of a chain, in a request slot that nobody has yet, where the ``schedule`` has chains."""
     shape = speculator.shape
     if shape is not None and any(1 < nodes <= shape.levels for _, _, nodes in schedule):
         buffers, none = speculator.input_buffers, torch.zeros(1, dtype=torch.int32, device=speculator.device)
@@ -98,7 +98,7 @@ def kind(layer: Any) -> Hashable:
 
 
 def shapes(trees: TreeStates, table: Tensor, most: Sequence[int], max_model_len: int) -> Iterator[TreeRows]:
-    """Steps of every variant. Numbers of requests and lengths matter by the next power of two alone."""
+    """Yield steps of every variant. Numbers of requests and lengths matter by the next power of two alone."""
     for requests in {*powers(len(most) - 1), len(most) - 1}:
         for longest in {*powers(max_model_len), max_model_len}:
             for query in range(2, most[requests] + 2):

@@ -1,4 +1,4 @@
-"""Replacing an attribute once, with the original at hand. What has no mark (``@replaces``) is not replaced."""
+"""Replaces an attribute once, with the original at hand, and only by a function with a mark (``@replaces``) for it."""
 
 import functools
 import sys
@@ -24,7 +24,7 @@ def wrap(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
 
 
 def wrap_property(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
-    """The same for a property and its getter."""
+    """Replace the getter of the property ``owner.name`` in the same way."""
     require_mark(make, name)
     original = owner.__dict__[name].fget
     if not getattr(original, "__vllm_specext__", False):

@@ -1,6 +1,6 @@
 """Replacements for the two ``BlockTables`` methods whose kernels read tables of raw pointers.
 
-Both are methods rather than kernel bodies because a launch shows only device addresses, not the tensors behind them.
+Both are methods rather than kernel bodies, because a launch shows only addresses, not the tensors that they point to.
 Context parallelism (``cp_size > 1``) does not exist on CPU and is refused.
 """
 
@@ -19,7 +19,7 @@ from vllm_specext.engine.replacements import replaces
 @replaces(
     "vllm.v1.worker.gpu.block_table.BlockTables.gather_block_tables",
     name="block tables on a CPU",
-    why="a launch shows addresses in a table of raw pointers only, not the tensors that are behind them",
+    why="a launch shows only addresses in a table of raw pointers, not the tensors that they point to",
     how="replaced by a body in torch, only where V2 runs on a CPU",
     upstream="vllm#49583, vllm#55847",
     until="V2 runs on CPU without Triton",
@@ -34,7 +34,7 @@ def gather_block_tables(
 ) -> tuple[torch.Tensor, ...]:
     """Copy the block-table rows of the batch (`idx_mapping` `[R]`) to the front of each group's input table.
 
-    Rows from `R` to `num_reqs_padded` are zeroed. Entries behind a request's last block are unspecified.
+    Rows from `R` to `num_reqs_padded` are zeroed. Entries after a request's last block are unspecified.
     """
     tables = tuple(self.input_block_tables) if out is None else out
     slots = idx_mapping.numpy()
@@ -49,7 +49,7 @@ def gather_block_tables(
 @replaces(
     "vllm.v1.worker.gpu.block_table.BlockTables.compute_slot_mappings",
     name="slot mappings on a CPU",
-    why="a launch shows addresses in a table of raw pointers only, not the tensors that are behind them",
+    why="a launch shows only addresses in a table of raw pointers, not the tensors that they point to",
     how="replaced by a body in torch, only where V2 runs on a CPU",
     upstream="vllm#49583, vllm#55847",
     until="V2 runs on CPU without Triton",

@@ -35,7 +35,7 @@ def apply_write(
 @replaces(
     "vllm.v1.worker.gpu.buffer_utils.FusedStagedWriter.apply",
     name="staged writes on a CPU",
-    why="a launch shows addresses in a table of raw pointers only, not the tensors that are behind them",
+    why="a launch shows only addresses in a table of raw pointers, not the tensors that they point to",
     how="replaced by a body in torch, only where V2 runs on a CPU",
     upstream="vllm#49583, vllm#55847",
     until="V2 runs on CPU without Triton",

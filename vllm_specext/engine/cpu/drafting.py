@@ -155,7 +155,7 @@ def prepare_standalone_prefill_inputs(
 ) -> None:
     """Append to each request's accepted rows the token sampled after them: one row more than the target's query.
 
-    Rows behind that token (rejected drafts) hold token 0 and are overwritten in a later round.
+    Rows after that token (rejected drafts) hold token 0 and are overwritten in a later round.
     """
     slots = idx_mapping.numpy()
     num_reqs = len(slots)

@@ -27,7 +27,7 @@ def prepare_prefill_inputs(
     BLOCK_SIZE: int,
     LOOKAHEAD_BLOCK: int,
 ) -> None:
-    """Copy the scheduled part of each prompt to `input_ids` `[T]`, the tokens behind it to `next_prefill_tokens`."""
+    """Copy the scheduled part of each prompt to `input_ids` `[T]`, the tokens after it to `next_prefill_tokens`."""
     slots = idx_mapping.numpy()
     computed = num_computed_tokens.numpy()[slots]
     prefill_len = prefill_lens.numpy()[slots]
@@ -57,7 +57,7 @@ def prepare_pos_seq_lens(
     max_num_reqs: int,
     BLOCK_SIZE: int,
 ) -> None:
-    """Write the positions `[T]` int64 of all tokens and the sequence lengths `[M]`, zero behind the batch."""
+    """Write the positions `[T]` int64 of all tokens and the sequence lengths `[M]`, zero after the batch."""
     slots = idx_mapping.numpy()
     num_reqs = len(slots)
     starts = query_start_loc.numpy()[: num_reqs + 1]

@@ -1,4 +1,4 @@
-"""What replaces what: the one place where the CPU bodies meet vLLM's names."""
+"""Which CPU body replaces which kernel or function of vLLM's. No other file knows both names."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def kernel_bodies() -> dict[str, Callable[..., Any]]:
 
 
 def replacements() -> dict[tuple[Any, str], Callable[..., Any]]:
-    """Return what a kernel body cannot stand for, by owner and attribute.
+    """Return the functions for which a kernel body is not enough, by owner and attribute.
 
     The methods launch kernels on tables of raw pointers; ``rejection_sample`` launches six kernels that exchange
     partial sums per vocabulary block. It is imported by name, so both modules that hold it are listed.

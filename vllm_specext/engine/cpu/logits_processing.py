@@ -168,7 +168,7 @@ def bad_words(
     expected = words[slot[pair], start[pair] + offset]
     position = (output_len + drafted - prefix_len)[pair] + offset
     in_draft = position - output_len[pair]
-    # Row `row - drafted` holds the last committed token, so draft number d sits d + 1 rows behind it.
+    # Row `row - drafted` holds the last committed token, so draft number d sits d + 1 rows after it.
     draft_row = np.maximum((row - drafted)[pair] + in_draft + 1, 0)
     known_column = first_output[pair] + np.minimum(position, output_len[pair] - 1)
     actual = np.where(in_draft >= 0, drafts[np.minimum(draft_row, len(drafts) - 1)], known[slot[pair], known_column])

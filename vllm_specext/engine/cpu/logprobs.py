@@ -87,7 +87,7 @@ def prompt_logprobs_token_ids(
     starts = query_start_loc.numpy()[: len(slots) + 1]
     row, offset = rows_and_offsets(lengths_between(starts))
     token_ids = all_token_ids.numpy()
-    # The token behind the last one of a full context does not exist; its score is dropped by the caller.
+    # The token after the last one of a full context does not exist; its score is dropped by the caller.
     column = np.minimum(num_computed_tokens.numpy()[slots][row] + 1 + offset, token_ids.shape[1] - 1)
     prompt_logprobs_token_ids.numpy()[starts[0] : starts[-1]] = token_ids[slots[row], column]
 

@@ -42,12 +42,9 @@ def _validate_v2_model_runner(original: Callable) -> Callable:
 
 @replaces(
     "vllm.platforms.cpu.CpuPlatform.register_triton_kernel_overrides",
-    name="moment of the CPU kernels",
-    why=(
-        "vLLM's own methods can be asked to run on model runner V2 too, where our bodies have to be there before a "
-        "kernel runs"
-    ),
-    how="wrapped: afterwards our bodies are registered, where V2 was asked for and Triton is missing",
+    name="registration of the CPU kernels",
+    why=("vLLM's own methods can run on model runner V2 too, and need our bodies before the first kernel runs"),
+    how="wrapped: our bodies are registered afterwards, where V2 was asked for and Triton is missing",
     upstream="vllm#49583, vllm#55847",
     until="V2 runs on CPU without Triton",
     signature="",

@@ -13,7 +13,7 @@ from vllm_specext.engine.replacements import replaces
 @replaces(
     "vllm.v1.worker.gpu.model_states.prompt_embeds.PromptEmbedsState.apply",
     name="prompts of embeddings on a CPU",
-    why="a launch shows addresses in a table of raw pointers only, not the tensors that are behind them",
+    why="a launch shows only addresses in a table of raw pointers, not the tensors that they point to",
     how="replaced by a body in torch, only where V2 runs on a CPU",
     upstream="vllm#49583, vllm#55847",
     until="V2 runs on CPU without Triton",

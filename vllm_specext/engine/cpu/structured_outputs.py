@@ -20,7 +20,7 @@ def apply_grammar_bitmask(
 ) -> None:
     """Mask the tokens of `logits` `[L, V]` whose bit in `bitmask` `[B, V / 32]` is 0.
 
-    `logits_indices` `[B]` holds ``request * MASK_STRIDE + position``; positions behind a request's rows are skipped.
+    `logits_indices` `[B]` holds ``request * MASK_STRIDE + position``; positions after a request's rows are skipped.
     """
     request, position = np.divmod(logits_indices.numpy(), MASK_STRIDE)
     starts = cu_num_logits.numpy()
