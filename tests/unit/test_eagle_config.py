@@ -28,7 +28,7 @@ from tests.unit.eagle_folders import (
     safeailab,
     write,
 )
-from vllm_specext.engine.config import register_drafter_formats
+from vllm_specext.engine.registrations import register_drafter_formats
 from vllm_specext.methods.eagle import prepare as module
 from vllm_specext.methods.eagle.checkpoint import FILES
 

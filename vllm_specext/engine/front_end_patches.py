@@ -95,7 +95,7 @@ def _process_inputs(original: Callable) -> Callable:
 def _initialize_stat_loggers(original: Callable) -> Callable:
     def initialize(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         from vllm_specext.engine.config import is_ours
-        from vllm_specext.engine.metrics import attach
+        from vllm_specext.engine.stat_loggers import attach
 
         original(self, vllm_config, *args, **kwargs)
         if is_ours(vllm_config.speculative_config):

@@ -34,7 +34,8 @@ def wrap_choice_of_speculator() -> None:
 )
 def _init_speculator(original: Callable) -> Callable:
     def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
-        from vllm_specext.engine.config import is_ours, register_serving_models
+        from vllm_specext.engine.config import is_ours
+        from vllm_specext.engine.registrations import register_serving_models
 
         if not is_ours(vllm_config.speculative_config):
             return original(vllm_config, device, req_states)

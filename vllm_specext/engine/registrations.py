@@ -1,0 +1,41 @@
+"""What our methods add to vLLM's own registries: drafters' classes, and names of checkpoint formats."""
+
+from vllm_specext.engine.replacements import replaces
+from vllm_specext.registry import METHODS
+
+
+@replaces(
+    "vllm.transformers_utils.configs.speculators.algos.SUPPORTED_SPECULATORS_TYPES",
+    name="formats of drafters",
+    why="checkpoints in the format of the speculators library name a method of a closed list",
+    how="one more entry: eagle3-tree is read as vLLM reads eagle3",
+    upstream="none known: the list is vLLM's own",
+    until="vLLM lets plug-ins register speculative methods",
+    kind="set",
+)
+def register_drafter_formats() -> None:
+    """Let checkpoints in the format of the speculators library name our method where they could name vLLM's."""
+    from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
+
+    for name, method in METHODS.items():
+        reader = SUPPORTED_SPECULATORS_TYPES.get(getattr(method.options, "stock_method", ""))
+        if reader is not None:
+            SUPPORTED_SPECULATORS_TYPES[name] = reader
+
+
+@replaces(
+    "vllm.model_executor.models.registry.ModelRegistry.register_model",
+    name="drafters' classes",
+    why="vLLM builds a drafter by the name of its architecture",
+    how="called: vLLM's own way for plug-ins",
+    upstream="none needed",
+    until="always",
+    kind="registered",
+)
+def register_serving_models() -> None:
+    """Tell vLLM where the drafters' serving models are; imports none of them."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    for method in METHODS.values():
+        if method.architecture is not None and method.architecture not in ModelRegistry.models:
+            ModelRegistry.register_model(method.architecture, method.serving_model)
