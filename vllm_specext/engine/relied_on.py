@@ -1,5 +1,7 @@
-"""vLLM's callables that our code overrides in subclasses or calls by position, with their parameters. Those that give
-way to ours are in the catalogue. ``guard.py`` checks both."""
+"""Which of vLLM's callables our code overrides in subclasses or calls by position, with their parameters.
+
+Those that are replaced by ours are in the catalogue. ``guard.py`` checks both.
+"""
 
 _RUNNER = "vllm.v1.worker.gpu"
 _ENCODER_CACHE = "vllm.distributed.ec_transfer.ec_connector.metrics"
@@ -114,5 +116,4 @@ RELIED_ON: dict[str, str] = {
     ),
     f"{_RUNNER}.cudagraph_utils:CudaGraphManager._init_candidates": "self",
 }
-"""``module:object`` and its parameter names, for vLLM's callables that we override or call by position. Those that give
-way to ours are in the catalogue, and are checked with these."""
+"""The names of the parameters, by ``module:object``."""
