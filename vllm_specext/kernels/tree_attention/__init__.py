@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Any
+from typing import TypedDict
 
 from torch import Tensor
 
@@ -43,6 +43,22 @@ class TreeRows:
         return naive.plan(self)
 
 
+class LayerArguments(TypedDict):
+    """The keyword arguments of ``tree_attention`` that stay the same for a layer."""
+
+    scale: float
+    soft_cap: float
+    sliding_window: int
+
+
+class Scales(TypedDict, total=False):
+    """The keyword arguments of ``tree_attention`` for keys and values in float8."""
+
+    q_scale: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+
 def tree_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -67,16 +83,16 @@ def tree_attention(
     Keys and values may be float8, and the query with them, which are then multiplied by ``q_scale``, ``k_scale`` and
     ``v_scale``: float32 on the device, one number or ``[Hkv]``.
     """
-    arguments: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap, "sliding_window": sliding_window}
-    arguments |= {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    layer: LayerArguments = {"scale": scale, "soft_cap": soft_cap, "sliding_window": sliding_window}
+    scales: Scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     if query.is_cuda and HAS_TRITON:
         from vllm_specext.kernels.tree_attention import kernel  # a CPU has no use for Triton, nor time to import it
 
         tile = kernel.tile_for(query, key_cache, rows)
         runs = kernel.num_runs(query, key_cache, rows, tile)
-        kernel.tree_attention(query, key_cache, value_cache, rows, out, **arguments, tile=tile, runs=runs)
+        kernel.tree_attention(query, key_cache, value_cache, rows, out, **layer, **scales, tile=tile, runs=runs)
     else:
-        naive.tree_attention(query, key_cache, value_cache, rows.plan, out, **arguments)
+        naive.tree_attention(query, key_cache, value_cache, rows.plan, out, **layer, **scales)
 
 
 def variant(query: Tensor, key_cache: Tensor, rows: TreeRows) -> Hashable:
