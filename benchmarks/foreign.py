@@ -110,8 +110,8 @@ def one(request: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def parts(speculator: Any) -> Iterator[dict[str, list[float]]]:
     """Seconds of each part of SLEM's steps, empty for other methods; one entry per step."""
-    from vllm_specext.methods.foreign_vocab.bridge import Bridge
     from vllm_specext.methods.foreign_vocab.slem import SlemSpeculator
+    from vllm_specext.methods.foreign_vocab.text.bridge import Bridge
 
     spent: dict[str, list[float]] = defaultdict(list)
     if not isinstance(speculator, SlemSpeculator):

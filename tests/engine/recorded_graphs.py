@@ -79,8 +79,8 @@ def install(sizes: list[int], replays: list[Any]) -> None:
 
     import vllm_specext.engine.growth_graphs as growth
     import vllm_specext.engine.pass_graphs as passes
-    from vllm_specext.engine.foreign import ForeignSpeculator
     from vllm_specext.engine.tree_speculator import TreeSpeculator
+    from vllm_specext.methods.foreign_vocab.speculator import ForeignSpeculator
     from vllm_specext.methods.moa.speculator import MoASpeculator
     from vllm_specext.methods.swift.speculator import SwiftSpeculator
 

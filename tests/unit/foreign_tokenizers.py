@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from vllm_specext.methods.foreign_vocab.vocabulary import Vocabulary, read_vocabulary
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import Vocabulary, read_vocabulary
 
 _LIBRARY = Path(sysconfig.get_path("stdlib"))
 

@@ -65,7 +65,7 @@ def test_any_other_absence_is_a_mistake_and_keeps_its_traceback(
 
 def test_an_import_that_fails_within_a_command_ends_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.delitem(sys.modules, "vllm_specext.methods.foreign_vocab.tokenizer_files", raising=False)
+    monkeypatch.delitem(sys.modules, "vllm_specext.methods.foreign_vocab.tokenizers.tokenizer_files", raising=False)
     monkeypatch.setattr(sys, "argv", ["vllm-specext", "pair", "a", "b"])
     with pytest.raises(SystemExit) as ended:
         cli.main()

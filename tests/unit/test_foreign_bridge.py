@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tests.unit.foreign_tokenizers import CHINESE, EMOJI, LATIN, TOKENIZERS, code, texts, vocabulary, wrap
-from vllm_specext.methods.foreign_vocab.bridge import Bridge, Outcome
-from vllm_specext.methods.foreign_vocab.vocabulary import Vocabulary, read_vocabulary
+from vllm_specext.methods.foreign_vocab.text.bridge import Bridge, Outcome
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import Vocabulary, read_vocabulary
 
 PAIRS = pytest.mark.parametrize(("target", "drafter"), list(permutations(TOKENIZERS, 2)))
 DRAFTED = 8

@@ -1,7 +1,7 @@
 """Markers bound a text on both sides, and the drafter's end becomes the target's."""
 
 from tests.unit.foreign_tokenizers import TOKENIZERS, vocabulary
-from vllm_specext.methods.foreign_vocab.bridge import Bridge, Outcome
+from vllm_specext.methods.foreign_vocab.text.bridge import Bridge, Outcome
 
 
 def test_a_literal_spelling_of_a_marker_is_text_on_both_sides() -> None:

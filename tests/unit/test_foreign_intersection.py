@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_specext.methods.foreign_vocab.intersection import Intersection
-from vllm_specext.methods.foreign_vocab.overlap import coverage, shared_tokens
+from vllm_specext.methods.foreign_vocab.distributions.intersection import Intersection
+from vllm_specext.methods.foreign_vocab.distributions.overlap import coverage, shared_tokens
 
 TARGET = [None, b"a", b"b", b"ab", b" the", b"c", b"a", b"\xc3", b"only here", None]
 DRAFTER = [b"b", b"there", b" the", None, b"a", b"", b"c", b"\xc3", b"a", None, b"b"]

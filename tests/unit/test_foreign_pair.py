@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from vllm_specext.cli import app
 from vllm_specext.demo.server import TARGET
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.foreign_vocab.family import Family
 from vllm_specext.methods.foreign_vocab.pair import Comparison, advise, compare
-from vllm_specext.methods.foreign_vocab.tokenizer_files import read_files
-from vllm_specext.methods.foreign_vocab.vocabulary import Vocabulary
+from vllm_specext.methods.foreign_vocab.tokenizers.family import Family
+from vllm_specext.methods.foreign_vocab.tokenizers.tokenizer_files import read_files
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import Vocabulary
 
 
 @pytest.fixture

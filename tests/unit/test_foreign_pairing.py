@@ -7,7 +7,7 @@ import pytest
 from tests.unit.foreign_tokenizers import TOKENIZERS, vocabulary
 from vllm_specext.methods.foreign_vocab.pairing import Pairing
 from vllm_specext.methods.foreign_vocab.prepare import NAMED, logger, report
-from vllm_specext.methods.foreign_vocab.vocabulary import SAMPLES
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import SAMPLES
 
 
 def pairing(target: str, drafter: str) -> Pairing:

@@ -7,9 +7,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.unit.foreign_tokenizers import CHATML, ENDS, ROLES, TOKENIZERS, chatml, headers, pieces, vocabulary, wrap
-from vllm_specext.methods.foreign_vocab.bridge import Bridge
-from vllm_specext.methods.foreign_vocab.roles import map_markers, opening
-from vllm_specext.methods.foreign_vocab.vocabulary import read_vocabulary
+from vllm_specext.methods.foreign_vocab.text.bridge import Bridge
+from vllm_specext.methods.foreign_vocab.text.roles import map_markers, opening
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import read_vocabulary
 
 MESSAGES = [
     {"role": "user", "content": "Add 2 and 3."},

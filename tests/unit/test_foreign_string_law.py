@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from vllm_specext.methods.foreign_vocab.distributions.string_distribution import Frontier, StringLaw
 from vllm_specext.methods.foreign_vocab.small_vocabulary import LARGEST, hopeless
-from vllm_specext.methods.foreign_vocab.string_law import Frontier, StringLaw
 
 Path = tuple[int, ...]
 Table = Sequence[bytes | None]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_specext.methods.foreign_vocab.trie import Trie
+from vllm_specext.methods.foreign_vocab.distributions.trie import Trie
 
 FEW_BYTES = st.text("ab\0", min_size=1, max_size=5).map(str.encode)
 VOCABULARIES = st.lists(st.binary(min_size=1, max_size=5) | FEW_BYTES, min_size=1)

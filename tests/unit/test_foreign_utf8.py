@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_specext.methods.foreign_vocab.utf8 import runs
+from vllm_specext.methods.foreign_vocab.tokenizers.utf8 import runs
 
 
 @pytest.mark.parametrize(

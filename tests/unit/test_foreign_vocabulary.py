@@ -16,7 +16,7 @@ from transformers.tokenization_mistral_common import MistralCommonBackend
 
 from tests.unit.foreign_tokenizers import ENDS, TOKENIZERS, code, texts, vocabulary, wrap
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.foreign_vocab.vocabulary import SAMPLES, Vocabulary, read_vocabulary
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import SAMPLES, Vocabulary, read_vocabulary
 
 MISTRAL = Path(mistral_common.__file__).parent / "data"
 PIECES, TEKKEN = MISTRAL / "mistral_instruct_tokenizer_240323.model.v3", MISTRAL / "tekken_240911.json"

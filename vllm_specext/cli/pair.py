@@ -16,7 +16,7 @@ from vllm_specext.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from vllm_specext.methods.foreign_vocab.pair import Advice, Comparison
-    from vllm_specext.methods.foreign_vocab.tokenizer_files import TokenizerFiles
+    from vllm_specext.methods.foreign_vocab.tokenizers.tokenizer_files import TokenizerFiles
 
 
 def pair(
@@ -26,7 +26,7 @@ def pair(
 ) -> None:
     """Compare a target's and a drafter's tokenizers, and say which of slem, tli and slrs to use."""
     from vllm_specext.methods.foreign_vocab.pair import advise, compare
-    from vllm_specext.methods.foreign_vocab.tokenizer_files import read_files
+    from vllm_specext.methods.foreign_vocab.tokenizers.tokenizer_files import read_files
 
     sample = bundled_text() if text is None else read_text(text)
     both = read_files(target, "TARGET"), read_files(drafter, "DRAFTER")

@@ -6,9 +6,9 @@ Everything here is about speed: each of the methods leaves the target's output l
 from dataclasses import dataclass
 from math import ceil
 
-from vllm_specext.methods.foreign_vocab.overlap import coverage, shared_tokens
+from vllm_specext.methods.foreign_vocab.distributions.overlap import coverage, shared_tokens
 from vllm_specext.methods.foreign_vocab.small_vocabulary import hopeless
-from vllm_specext.methods.foreign_vocab.vocabulary import Vocabulary
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import Vocabulary
 
 ENOUGH = 0.95
 """Share of a text's tokens from which on drafting them directly beats converting text."""

@@ -6,10 +6,10 @@ from vllm.logger import init_logger
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import check_files
-from vllm_specext.methods.foreign_vocab.overlap import coverage
+from vllm_specext.methods.foreign_vocab.distributions.overlap import coverage
 from vllm_specext.methods.foreign_vocab.pairing import Pairing, read_pairing
 from vllm_specext.methods.foreign_vocab.small_vocabulary import hopeless
-from vllm_specext.methods.foreign_vocab.vocabulary import SAMPLES
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import SAMPLES
 from vllm_specext.methods.source import LANGUAGE_MODEL, check_config, drafter_directory
 from vllm_specext.options import ForeignOptions
 from vllm_specext.refusals import Launch

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
-from vllm_specext.engine.foreign import ForeignSpeculator
-from vllm_specext.engine.foreign_texts import Active
+from vllm_specext.methods.foreign_vocab.speculator import ForeignSpeculator
+from vllm_specext.methods.foreign_vocab.texts import Active
 
 
 class SamplingSpeculator(ForeignSpeculator):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from vllm_specext.engine.foreign import ForeignSpeculator
-from vllm_specext.engine.foreign_texts import Active
+from vllm_specext.methods.foreign_vocab.speculator import ForeignSpeculator
+from vllm_specext.methods.foreign_vocab.texts import Active
 
 MAX_STEPS = 64
 """Passes of the drafter for one draft; a byte-level drafter needs several for a token of the target."""

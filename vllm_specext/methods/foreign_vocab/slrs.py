@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vllm_specext.engine.foreign_texts import Active
 from vllm_specext.engine.node_passes import Kind, Nodes
+from vllm_specext.methods.foreign_vocab.distributions.string_distribution import StringLaw
 from vllm_specext.methods.foreign_vocab.sampling import SamplingSpeculator
-from vllm_specext.methods.foreign_vocab.string_law import StringLaw
+from vllm_specext.methods.foreign_vocab.texts import Active
 from vllm_specext.tree.topology import pack
 
 LEVELS = 6

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from vllm_specext.engine.foreign_texts import Active
-from vllm_specext.methods.foreign_vocab.intersection import Intersection
+from vllm_specext.methods.foreign_vocab.distributions.intersection import Intersection
 from vllm_specext.methods.foreign_vocab.sampling import SamplingSpeculator
+from vllm_specext.methods.foreign_vocab.texts import Active
 
 
 class TliSpeculator(SamplingSpeculator):

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm_specext.methods.foreign_vocab.family import Family, refusal
-from vllm_specext.methods.foreign_vocab.spelling import SPACE, from_byte_level, from_pieces, is_text
+from vllm_specext.methods.foreign_vocab.tokenizers.family import Family, refusal
+from vllm_specext.methods.foreign_vocab.tokenizers.spelling import SPACE, from_byte_level, from_pieces, is_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,7 +1,7 @@
 """Drafting with a language model whose tokenizer is not the target's.
 
 The drafter reads the same text in tokens of its own. After a step the text's new end is taken to the host, each
-request's bridge (``methods/foreign_vocab/bridge.py``) turns it into the drafter's tokens, the drafter reads those that
+request's bridge (``text/bridge.py``) turns it into the drafter's tokens, the drafter reads those that
 its cache does not hold, and a method drafts from there. This waits for the device once a step, because text is on the
 host; a method may wait more often. A request is drafted nothing while the drafter has not read all of its text (a long
 prompt takes several steps), where the text is longer than the drafter's context, and where the drafter's cache has no
@@ -23,13 +23,13 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from vllm_specext.engine.foreign_texts import Active, Text
 from vllm_specext.engine.node_passes import SINGLE, Kind
 from vllm_specext.engine.own_drafter import SHORT, OwnDrafter
 from vllm_specext.engine.pass_graphs import PassGraphs
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.foreign_vocab.pairing import read_pairing
+from vllm_specext.methods.foreign_vocab.texts import Active, Text
 
 Result = TypeVar("Result")
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vllm_specext.methods.foreign_vocab.trie import LONGEST, Trie
+from vllm_specext.methods.foreign_vocab.distributions.trie import LONGEST, Trie
 
 ONE = 2.0**60
 

@@ -3,7 +3,7 @@
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from vllm_specext.methods.foreign_vocab.vocabulary import Vocabulary
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

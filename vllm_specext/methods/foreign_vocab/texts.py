@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from vllm_specext.methods.foreign_vocab.bridge import Bridge
+from vllm_specext.methods.foreign_vocab.text.bridge import Bridge
 
 
 @dataclass

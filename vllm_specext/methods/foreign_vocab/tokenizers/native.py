@@ -4,8 +4,8 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm_specext.methods.foreign_vocab.family import Family, refusal
-from vllm_specext.methods.foreign_vocab.spelling import SPELLINGS, from_pieces, is_text
+from vllm_specext.methods.foreign_vocab.tokenizers.family import Family, refusal
+from vllm_specext.methods.foreign_vocab.tokenizers.spelling import SPELLINGS, from_pieces, is_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

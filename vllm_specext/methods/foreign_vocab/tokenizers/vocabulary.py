@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.foreign_vocab.family import Family, name_of
-from vllm_specext.methods.foreign_vocab.fast import read_fast
-from vllm_specext.methods.foreign_vocab.native import read_native
+from vllm_specext.methods.foreign_vocab.tokenizers.family import Family, name_of
+from vllm_specext.methods.foreign_vocab.tokenizers.fast import read_fast
+from vllm_specext.methods.foreign_vocab.tokenizers.native import read_native
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

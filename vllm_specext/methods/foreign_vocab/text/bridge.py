@@ -13,8 +13,8 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
-from vllm_specext.methods.foreign_vocab.utf8 import is_boundary, leading, runs
-from vllm_specext.methods.foreign_vocab.vocabulary import Vocabulary
+from vllm_specext.methods.foreign_vocab.tokenizers.utf8 import is_boundary, leading, runs
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import Vocabulary
 
 WINDOW = 96
 """Last characters of a long text that encoding changes, which are encoded apart: the next window begins with them."""

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING
 
-from vllm_specext.methods.foreign_vocab.conversation import Part, Place, places
-from vllm_specext.methods.foreign_vocab.vocabulary import Vocabulary
+from vllm_specext.methods.foreign_vocab.text.conversation import Part, Place, places
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
