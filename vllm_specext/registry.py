@@ -152,7 +152,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             name="slrs",
-            summary="a language model of bytes or few tokens drafts by the law of the texts that it writes (ICML 2025)",
+            summary="a language model of bytes or few tokens draws drafts from its distribution of texts (ICML 2025)",
             options=SlrsOptions,
             declares=ANY_LANGUAGE_MODEL,
             preparation="vllm_specext.methods.foreign_vocab.prepare:prepare",

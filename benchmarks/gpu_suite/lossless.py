@@ -2,7 +2,7 @@
 
 The bundled models in float32 answer the requests of ``tests/engine``, greedy and seeded, in an engine of its own for
 each configuration and several engines at a time. Where drafts are drawn, only the greedy ones are asked, because the
-others are the same in their law alone. The last row is a deliberate fault, which has to be noticed.
+others are the same in their distribution alone. The last row is a deliberate fault, which has to be noticed.
 """
 
 import json

@@ -29,7 +29,7 @@ KEYS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no window": (SLEM | {"slem_lookbehind": 0}, ["'slem_lookbehind' is 0", "greater than or equal to 1"]),
     "a tree": (TLI | {"tree_top_k": 4}, ["'tree_top_k' is unknown for method 'tli'", "draft_sample_method"]),
     "a way to draw": (TLI | {"draft_sample_method": "gumbel"}, ["'draft_sample_method' is 'gumbel'", "'greedy'"]),
-    "a greedy law": (SLRS | {"draft_sample_method": "greedy"}, ["'draft_sample_method' is unknown for method 'slrs'"]),
+    "greedy drafts": (SLRS | {"draft_sample_method": "greedy"}, ["'draft_sample_method' is unknown for method 'slrs'"]),
     "many words": (
         SLRS | {"model": "WIDE"},
         ["method 'slrs' is for drafters that write bytes or at most 4096 tokens", "4996", "use 'slem'"],

@@ -113,7 +113,7 @@ def _before_rejection(fault: Any) -> None:
     RejectionSampler._verify = verify  # type: ignore[method-assign]
 
 
-def draft_law_of_another_token() -> None:
+def draft_probabilities_of_another_token() -> None:
     """Drafts that were drawn are verified with the probabilities of their neighbours in the vocabulary."""
     _before_rejection(lambda logits, draft_logits: (logits, draft_logits.roll(1, dims=-1)))
 

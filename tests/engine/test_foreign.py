@@ -1,5 +1,5 @@
 """Drafters with a foreign tokenizer on the real engine: the tokens of plain decoding where drafts are deterministic,
-its law where they are drawn."""
+its distribution where they are drawn."""
 
 import json
 import shutil
@@ -134,7 +134,7 @@ def tokens(result: Result) -> Counter[int]:
 
 
 def distance(one: Result, plain: Result) -> float:
-    """Total variation of the likeliest tokens and the rest; below 0.05 between two samples of one law."""
+    """Total variation of the likeliest tokens and the rest; below 0.05 between two samples of one distribution."""
     other = tokens(plain)
     likely = [token for token, _ in other.most_common(LIKELY)]
     shares = [[counts[token] / SAMPLES for token in likely] for counts in (tokens(one), other)]
@@ -143,7 +143,7 @@ def distance(one: Result, plain: Result) -> float:
 
 
 @pytest.fixture(scope="module")
-def law(engines: Engines) -> Result:
+def plain_samples(engines: Engines) -> Result:
     return engines(MANY, rounds=[ONE_PROMPT])
 
 
@@ -153,14 +153,16 @@ def drawn_once(engines: Engines, method: str, **switches: Any) -> Result:
 
 
 @pytest.mark.parametrize("method", DRAWN)
-def test_drawn_drafts_leave_the_law_of_the_tokens_as_it_is(engines: Engines, law: Result, method: str) -> None:
+def test_drawn_drafts_leave_the_distribution_of_the_tokens_as_it_is(
+    engines: Engines, plain_samples: Result, method: str
+) -> None:
     result = drawn_once(engines, method)
     assert accepted(result) > SAMPLES / 10
-    assert distance(result, law) < 0.05
+    assert distance(result, plain_samples) < 0.05
 
 
 @pytest.mark.parametrize(
-    ("method", "fault"), [("tli", "mask_target_to_what_is_drafted"), ("slrs", "draft_law_of_another_token")]
+    ("method", "fault"), [("tli", "mask_target_to_what_is_drafted"), ("slrs", "draft_probabilities_of_another_token")]
 )
-def test_another_law_is_noticed(engines: Engines, law: Result, method: str, fault: str) -> None:
-    assert distance(drawn_once(engines, method, sabotage=fault), law) > 0.07
+def test_another_distribution_is_noticed(engines: Engines, plain_samples: Result, method: str, fault: str) -> None:
+    assert distance(drawn_once(engines, method, sabotage=fault), plain_samples) > 0.07

@@ -1,4 +1,4 @@
-"""TLI's arithmetic: which tokens are shared, and that a step with the restricted drafter emits the target's law."""
+"""TLI's arithmetic: which tokens are shared, and that a step that drafts from them follows the target."""
 
 import math
 
@@ -14,7 +14,7 @@ DRAFTER = [b"b", b"there", b" the", None, b"a", b"", b"c", b"\xc3", b"a", None, 
 ENDS = {"target_ends": [9, 0], "drafter_ends": [3]}
 
 
-def draft_law(logits: Tensor, temperature: Tensor) -> Tensor:
+def draft_probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
     """What vLLM's sampler draws from logits ``[R, I]``, and what its verification makes of them."""
     return (logits / temperature[:, None]).softmax(dim=-1)
 
@@ -28,7 +28,7 @@ def random_logits(rows: int, size: int, seed: int) -> Tensor:
 
 
 def emitted(p: Tensor, drawn: Tensor, told: Tensor) -> Tensor:
-    """The law of a step that drafts from ``drawn``, accepts with min(1, p/told), else draws from p less told."""
+    """What a step emits that drafts from ``drawn``, accepts with min(1, p/told), else draws from p less told."""
     accept = torch.where(told > 0, p / told, torch.inf).clamp(max=1)
     left = (p - told).clamp(min=0)
     rejected = 1 - (drawn * accept).sum(dim=1, keepdim=True)
@@ -74,12 +74,12 @@ def test_a_pruned_head_says_what_the_selected_logits_say_and_is_a_copy() -> None
     assert torch.equal(shared.prune(bias), bias[shared.kept])
 
 
-def test_the_draft_law_is_the_drafters_law_given_that_it_drafts_a_shared_token() -> None:
+def test_the_draft_probabilities_are_the_drafters_given_that_it_drafts_a_shared_token() -> None:
     shared, logits = toy(), random_logits(2, len(DRAFTER), 2)
     temperature = torch.tensor([1.0, 0.5], dtype=torch.float64)
     full = (logits / temperature[:, None]).softmax(dim=1)[:, shared.kept]
-    law = draft_law(shared.select(logits), temperature)
-    torch.testing.assert_close(law, full / full.sum(dim=1, keepdim=True), rtol=0, atol=1e-12)
+    restricted = draft_probabilities(shared.select(logits), temperature)
+    torch.testing.assert_close(restricted, full / full.sum(dim=1, keepdim=True), rtol=0, atol=1e-12)
 
 
 def test_scattered_values_stand_at_the_targets_ids_and_nowhere_else() -> None:
@@ -93,44 +93,45 @@ def test_scattered_values_stand_at_the_targets_ids_and_nowhere_else() -> None:
     assert (scattered == -math.inf).sum().item() == 2 * (len(TARGET) - len(shared.kept))
 
 
-def laws(shared: Intersection) -> tuple[Tensor, Tensor]:
+def probabilities(shared: Intersection) -> tuple[Tensor, Tensor]:
     """The target's ``[200, T]``, and the drafter's ``[200, I]``."""
     draft = shared.select(random_logits(200, len(DRAFTER), 5))
-    return random_logits(200, len(TARGET), 4).softmax(dim=1), draft_law(draft, torch.ones(200, dtype=torch.float64))
+    restricted = draft_probabilities(draft, torch.ones(200, dtype=torch.float64))
+    return random_logits(200, len(TARGET), 4).softmax(dim=1), restricted
 
 
-def test_a_step_emits_the_targets_law() -> None:
+def test_a_step_emits_the_targets_distribution() -> None:
     shared = toy()
-    p, law = laws(shared)
-    q = shared.scatter(law, 0)
+    p, restricted = probabilities(shared)
+    q = shared.scatter(restricted, 0)
     torch.testing.assert_close(emitted(p, q, q), p, rtol=0, atol=1e-12)
 
 
 def test_a_step_that_attaches_the_probabilities_in_another_order_does_not() -> None:
     shared = toy()
-    p, law = laws(shared)
-    wrong = emitted(p, shared.scatter(law, 0), shared.scatter(law.roll(1, dims=1), 0))
+    p, restricted = probabilities(shared)
+    wrong = emitted(p, shared.scatter(restricted, 0), shared.scatter(restricted.roll(1, dims=1), 0))
     torch.testing.assert_close(wrong.sum(dim=1), p.sum(dim=1))
     assert (wrong - p).abs().max() > 0.1
 
 
 def test_a_step_that_restricts_the_target_to_the_shared_tokens_does_not() -> None:
     shared = toy()
-    p, law = laws(shared)
-    q = shared.scatter(law, 0)
+    p, restricted = probabilities(shared)
+    q = shared.scatter(restricted, 0)
     restricted = shared.scatter(p[:, shared.target_ids], 0)
     wrong = emitted(restricted / restricted.sum(dim=1, keepdim=True), q, q)
     torch.testing.assert_close(wrong.sum(dim=1), p.sum(dim=1))
     assert (wrong - p).abs().max() > 0.1
 
 
-def test_sampled_steps_have_the_targets_law_within_noise() -> None:
+def test_sampled_steps_have_the_targets_distribution_within_noise() -> None:
     shared, rounds = toy(), 100_000
     generator = torch.Generator().manual_seed(6)
     p = random_logits(1, len(TARGET), 7).softmax(dim=1)[0].float()
-    law = draft_law(shared.select(random_logits(1, len(DRAFTER), 8)).float(), torch.ones(1))
-    q = shared.scatter(law, 0)[0]
-    drafts = shared.target_ids[law[0].multinomial(rounds, replacement=True, generator=generator)]
+    restricted = draft_probabilities(shared.select(random_logits(1, len(DRAFTER), 8)).float(), torch.ones(1))
+    q = shared.scatter(restricted, 0)[0]
+    drafts = shared.target_ids[restricted[0].multinomial(rounds, replacement=True, generator=generator)]
     accepted = torch.rand(rounds, generator=generator) < (p / q)[drafts]
     others = (p - q).clamp(min=0).multinomial(rounds, replacement=True, generator=generator)
     found = torch.where(accepted, drafts, others).bincount(minlength=len(TARGET)) / rounds

@@ -1,13 +1,13 @@
 """What a target and a drafter have in common, and which method drafts best across their vocabularies.
 
-Everything here is about speed: each of the methods leaves the target's output law as it is. Needs no torch.
+Everything here is about speed: each of the methods leaves the distribution of the output as it is. Needs no torch.
 """
 
 from dataclasses import dataclass
 from math import ceil
 
 from vllm_specext.methods.foreign_vocab.distributions.overlap import coverage, shared_tokens
-from vllm_specext.methods.foreign_vocab.small_vocabulary import hopeless
+from vllm_specext.methods.foreign_vocab.small_vocabulary import why_unsuitable
 from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import Vocabulary
 
 ENOUGH = 0.95
@@ -20,19 +20,19 @@ DRAFTED = 6
 @dataclass(frozen=True)
 class Comparison:
     shared: int
-    """Tokens that both have."""
+    """Number of tokens that both vocabularies have."""
     of_target: float
-    """Their share of the target's vocabulary,"""
+    """Share of the target's vocabulary that is shared."""
     of_drafter: float
-    """and of the drafter's."""
+    """Share of the drafter's vocabulary that is shared."""
     coverage: float
-    """Share of the text's target tokens that are among them."""
+    """Share of the text's target tokens that the drafter has too."""
     target_bytes: float
-    """Bytes per token of the text,"""
+    """Bytes per token of the text in the target's tokens."""
     drafter_bytes: float
-    """on both sides."""
+    """Bytes per token of the text in the drafter's tokens."""
     same: bool
-    """The vocabularies are one and the same."""
+    """Whether the vocabularies are one and the same."""
 
     @property
     def tokens_per_drafted(self) -> float:
@@ -76,7 +76,7 @@ def advise(drafter: Vocabulary, found: Comparison) -> list[Advice]:
     else:
         tli = Advice("tli", DRAFTED, f"{share}, and drafts need no conversion.")
     slem = Advice("slem", converted, "text is converted on the host, so whatever the drafter writes is a draft.")
-    problem = hopeless(drafter.token_bytes)
+    problem = why_unsuitable(drafter.token_bytes)
     why = (
         problem or "its drafts are sampled: for requests near temperature 1; each costs several passes of the drafter."
     )

@@ -16,16 +16,16 @@ class Pairing:
     target: Vocabulary
     drafter: Vocabulary
     markers: dict[int, tuple[int, ...]]
-    """The target's markers in the drafter's tokens."""
+    """The target's markers by id, each in the drafter's tokens."""
     opening: tuple[int, ...]
-    """What the drafter's texts begin with."""
+    """The drafter's tokens that its texts begin with."""
 
     def bridge(self, lookbehind: int) -> Bridge:
         return Bridge(self.target, self.drafter, self.markers, lookbehind=lookbehind, opening=self.opening)
 
     @cached_property
     def shared(self) -> dict[int, int]:
-        """The drafter's id -> the target's, of the tokens that both have; ascending by the drafter's."""
+        """The tokens that both have: the drafter's id -> the target's, ascending by the drafter's."""
         return shared_tokens(
             self.target.token_bytes,
             self.drafter.token_bytes,
@@ -35,13 +35,13 @@ class Pairing:
 
     @cached_property
     def draft_tokens_per_target_token(self) -> float:
-        """On sample texts."""
+        """How many of the drafter's tokens sample texts have for one of the target's, on average."""
         counts = (sum(map(len, of.encode_batch(SAMPLES))) for of in (self.drafter, self.target))
         return next(counts) / max(next(counts), 1)
 
     def spellings(self) -> list[list[int]]:
-        """For each token of the target the drafter's tokens with the same bytes, one or more; for the ends the
-        drafter's end, and for what the drafter cannot spell, which it never drafts either, any token."""
+        """One or more of the drafter's tokens for each of the target's: those with the same bytes. An end gets the
+        drafter's end. So does a token that the drafter cannot spell: it is never drafted, and any token would do."""
         end = [min(self.drafter.ends, default=0)]
         texts = {id: text for id, own in enumerate(self.target.token_bytes) if (text := _text(own)) is not None}
         encoded = dict(zip(texts, self.drafter.encode_batch(list(texts.values())), strict=True))
@@ -66,7 +66,7 @@ def _text(own: bytes | None) -> str | None:
 
 
 def _in_longest_tokens(text: bytes, by_bytes: dict[bytes, int]) -> list[int]:
-    """Nothing where there is a byte without a token."""
+    """``text`` in the longest tokens there are; nothing where a byte has no token."""
     ids, longest, start = [], max(map(len, by_bytes)), 0
     while start < len(text):
         end = next((e for e in range(min(start + longest, len(text)), start, -1) if text[start:e] in by_bytes), None)

@@ -8,7 +8,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import check_files
 from vllm_specext.methods.foreign_vocab.distributions.overlap import coverage
 from vllm_specext.methods.foreign_vocab.pairing import Pairing, read_pairing
-from vllm_specext.methods.foreign_vocab.small_vocabulary import hopeless
+from vllm_specext.methods.foreign_vocab.small_vocabulary import why_unsuitable
 from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import SAMPLES
 from vllm_specext.methods.source import LANGUAGE_MODEL, check_config, drafter_directory
 from vllm_specext.options import ForeignOptions
@@ -46,7 +46,7 @@ def check(options: ForeignOptions, config: Any) -> None:
             "accepted text; drafters with attention alone are allowed."
         )
     pairing = read_pairing(target, drafter)
-    if options.method == "slrs" and (reason := hopeless(pairing.drafter.token_bytes)):
+    if options.method == "slrs" and (reason := why_unsuitable(pairing.drafter.token_bytes)):
         raise ConfigurationError(f"speculative-config key 'model' is {options.model!r}: {reason}")
     if options.method == "tli" and not pairing.shared.keys() - pairing.drafter.ends:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Drafts that are drawn from a law over the target's tokens, which vLLM's rejection sampler gets to know.
+"""Drafts that are drawn from a distribution over the target's tokens, which vLLM's rejection sampler gets to know.
 
 The sampler takes logits before temperature, for every request slot and place of a draft, and makes of them what the
 drafts were drawn from.
@@ -21,7 +21,7 @@ class SamplingSpeculator(ForeignSpeculator):
             self.draft_logits = torch.full(size, -torch.inf, dtype=dtype, device=self.device)
 
     def forget(self, slots: Tensor) -> None:
-        """What pads a draft is token 0, which was then drawn with certainty."""
+        """Until its tokens are chosen a draft is token 0 throughout, and its logits say that this was certain."""
         if self.draft_logits is not None:
             # Assigned by index, a number would make the host wait for the device.
             slots = slots.long()

@@ -25,7 +25,7 @@ class SlemSpeculator(ForeignSpeculator):
         self.log_confidence = log(confidence) if confidence > 0 else -inf
 
     def room(self, nodes: int) -> int:
-        """As many of the drafter's tokens as ``nodes`` of the target's are long, on average."""
+        """The number of the drafter's tokens that are as long as ``nodes`` of the target's, on average."""
         return min(MAX_STEPS, ceil(nodes * self.pairing.draft_tokens_per_target_token))
 
     def draft(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:

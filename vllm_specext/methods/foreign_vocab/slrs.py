@@ -1,9 +1,9 @@
 """SLRS on vLLM's V2 runner (Timor et al., arXiv 2502.05202, Algorithm 3): string-level rejection sampling.
 
-For every drafted token the law of what the drafter would write, as a token of the target, is found first and the token
-then drawn from it (``string_law.py``). The drafter's spellings grow as a tree in its own cache, one pass per level over
-the frontiers of all requests; then the drafter reads the drawn token in a fixed spelling of its own, and the next one
-follows. vLLM's rejection sampler gets the laws.
+For every drafted token the distribution of what the drafter would write, as a token of the target, is found first and
+the token then drawn from it (``distributions/string_distribution.py``). The drafter's spellings grow as a tree in its
+own cache, one pass per level over the frontiers of all requests; then the drafter reads the drawn token in a fixed
+spelling of its own, and the next one follows. vLLM's rejection sampler gets the distributions.
 Shapes: ``A`` requests, ``W`` spellings followed, ``T`` and ``D`` the vocabularies, ``S`` longest spelling of a token.
 """
 
@@ -15,15 +15,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vllm_specext.engine.node_passes import Kind, Nodes
-from vllm_specext.methods.foreign_vocab.distributions.string_distribution import StringLaw
+from vllm_specext.methods.foreign_vocab.distributions.string_distribution import StringDistribution
 from vllm_specext.methods.foreign_vocab.sampling import SamplingSpeculator
 from vllm_specext.methods.foreign_vocab.texts import Active
 from vllm_specext.tree.topology import pack
 
 LEVELS = 6
-"""Passes for a drafted token, the one that read the text included: tokens of so many of the drafter's can be drawn."""
+"""Passes for a drafted token, the one that read the text included. A token of the target can be drawn if at most so
+many of the drafter's spell it."""
 
 WIDTH = 8
+"""Spellings that are followed at each level."""
 
 
 class SlrsSpeculator(SamplingSpeculator):
@@ -32,7 +34,7 @@ class SlrsSpeculator(SamplingSpeculator):
     def make_buffers(self) -> None:
         super().make_buffers()
         target, drafter = self.pairing.target, self.pairing.drafter
-        self.law = StringLaw(
+        self.proposal = StringDistribution(
             target.token_bytes,
             drafter.token_bytes,
             target_ends=target.ends,
@@ -60,24 +62,24 @@ class SlrsSpeculator(SamplingSpeculator):
         scale = torch.where(scale > 0, scale, 1)
         found = []
         for place in range(nodes):
-            law = self._law(hidden, ends, longest)
-            # The sampler divides by the temperature, but the law is drawn from as it is.
-            found.append(self.choose(law.log() * scale, active, place, temperature, seeds))
+            probabilities = self._propose(hidden, ends, longest)
+            # The sampler divides by the temperature, but drafts are drawn from the distribution as it is.
+            found.append(self.choose(probabilities.log() * scale, active, place, temperature, seeds))
             if place + 1 < nodes:
                 hidden, ends = self._append(found[-1], ends, longest)
                 longest += self.spellings.shape[1]
         return torch.stack(found, dim=1), np.full(len(active.texts), nodes)
 
-    def _law(self, hidden: Tensor, ends: Tensor, longest: int) -> Tensor:
-        """Of the next token ``[A, T]`` behind texts of ``ends`` ``[A]`` tokens."""
+    def _propose(self, hidden: Tensor, ends: Tensor, longest: int) -> Tensor:
+        """Probabilities ``[A, T]`` of the next token after texts of ``ends`` ``[A]`` of the drafter's tokens."""
         requests = len(ends)
-        self.law.begin(requests)
-        frontier = self.law.grow(self._log_probs(hidden)[:, None])
+        self.proposal.begin(requests)
+        frontier = self.proposal.grow(self._log_probs(hidden)[:, None])
         sees = self.itself.new_zeros(requests, 1, 0)
         for level in range(LEVELS - 1):
             above = sees.gather(1, frontier.parents[..., None].expand(-1, -1, sees.shape[2]))
             sees = torch.cat((above, self.itself.expand(requests, -1, -1)), dim=2)
-            behind = (level + 1) * WIDTH
+            nodes = (level + 1) * WIDTH
             frontier_nodes = Nodes(
                 ids=frontier.tokens,
                 positions=(ends + level)[:, None].expand(-1, WIDTH),
@@ -86,13 +88,13 @@ class SlrsSpeculator(SamplingSpeculator):
                 prefix_lens=ends,
                 visible=pack(sees),
             )
-            hidden = self.drafter.nodes(frontier_nodes, behind, longest + behind)
-            frontier = self.law.grow(self._log_probs(hidden).unflatten(0, (requests, WIDTH)))
-        return self.law.law()
+            hidden = self.drafter.nodes(frontier_nodes, nodes, longest + nodes)
+            frontier = self.proposal.grow(self._log_probs(hidden).unflatten(0, (requests, WIDTH)))
+        return self.proposal.probabilities()
 
     def _append(self, tokens: Tensor, ends: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """Have the drafter read ``tokens`` ``[A]`` of the target; hidden states ``[A, d]`` of their last, and the new
-        ends."""
+        """Have the drafter read ``tokens`` ``[A]`` of the target; returns hidden states ``[A, d]`` of the last that it
+        read, and the new ends of the texts."""
         counts = self.spelling_lengths[tokens]
         return self.drafter.append(self.spellings[tokens], counts, ends, longest), ends + counts
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 LARGEST = 4096
-"""Tokens. Of a vocabulary of whole words every target token has many spellings, each of them a node to run: "hello" has
-14 in that of Qwen2 (arXiv 2502.05202)."""
+"""Most tokens that a drafter may have. A vocabulary of whole words has many spellings for every target token, each of
+them a node to run: that of Qwen2 has 14 for "hello" (arXiv 2502.05202)."""
 
 EVERYDAY = bytes(range(32, 127)) + b"\n"
 """Bytes without which hardly any text can be spelled."""
 
 
-def hopeless(drafter: Sequence[bytes | None]) -> str | None:
+def why_unsuitable(drafter: Sequence[bytes | None]) -> str | None:
     """Why SLRS makes no sense with a drafter of these tokens, as one sentence; ``None`` where it does."""
     tokens = {text for text in drafter if text}
     if len(tokens) > LARGEST:

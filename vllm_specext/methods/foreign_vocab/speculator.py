@@ -1,11 +1,10 @@
 """Drafting with a language model whose tokenizer is not the target's.
 
 The drafter reads the same text in tokens of its own. After a step the text's new end is taken to the host, each
-request's bridge (``text/bridge.py``) turns it into the drafter's tokens, the drafter reads those that
-its cache does not hold, and a method drafts from there. This waits for the device once a step, because text is on the
-host; a method may wait more often. A request is drafted nothing while the drafter has not read all of its text (a long
-prompt takes several steps), where the text is longer than the drafter's context, and where the drafter's cache has no
-room for it.
+request's bridge (``text/bridge.py``) turns it into the drafter's tokens, the drafter reads those that its cache does
+not hold, and a method drafts from there. This waits for the device once a step, because text is on the host; a method
+may wait more often. A request gets no draft while the drafter has not read all of its text (a long prompt takes several
+steps), where the text is longer than the drafter's context, and where the drafter's cache has no room for it.
 Shapes: ``R`` requests of the step, ``A`` of them active (drafted for), ``K`` drafted tokens, ``d`` hidden size.
 """
 
@@ -34,14 +33,14 @@ from vllm_specext.methods.foreign_vocab.texts import Active, Text
 Result = TypeVar("Result")
 
 THREADS = 4
-"""For texts; tokenizers let go of the interpreter's lock while they work."""
+"""Threads that work on texts; tokenizers let go of the interpreter's lock while they work."""
 
 
 class ForeignSpeculator(DraftModelSpeculator):
-    """What the methods with a foreign tokenizer have in common; ``draft`` and ``room`` are theirs."""
+    """The common part of the methods with a foreign tokenizer; each brings its own ``draft`` and ``room``."""
 
     tree_levels = 1
-    """Of the trees that the drafter grows in its own cache; 1 where it grows none."""
+    """Depth of the trees that the drafter grows in its own cache; 1 where it grows none."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -53,24 +52,24 @@ class ForeignSpeculator(DraftModelSpeculator):
         self.can_be_captured = True
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="specext-text")
         self.req_states: Any = None
-        """vLLM's, of all requests."""
+        """vLLM's state of all requests."""
         self.draft_lengths: np.ndarray | None = None
-        """``[R]``, of the last drafts."""
+        """``[R]``: lengths of the last drafts."""
         self.make_buffers()
 
     def make_buffers(self) -> None:
-        """What a method keeps on the device."""
+        """Make what a method keeps on the device."""
 
     def forget(self, slots: Tensor) -> None:
-        """Nothing is drafted yet for the requests in ``slots`` ``[R]``."""
+        """Take note that nothing is drafted yet for the requests in ``slots`` ``[R]``."""
 
     def room(self, nodes: int) -> int:
-        """Slots behind a text that drafting ``nodes`` tokens of the target may write."""
+        """Number of KV slots after a text that drafting ``nodes`` tokens of the target may write."""
         raise NotImplementedError
 
     def draft(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:
-        """Tokens of the target ``[A, nodes]`` and how many of them count, ``[A]``; ``temperature`` and ``seeds`` are
-        those of all slots."""
+        """Draft tokens of the target, ``[A, nodes]``, and say how many of them count, ``[A]``; ``temperature`` and
+        ``seeds`` are those of all request slots."""
         raise NotImplementedError
 
     def captured_kinds(self) -> Collection[Kind]:
@@ -99,7 +98,7 @@ class ForeignSpeculator(DraftModelSpeculator):
         self.pass_graphs = PassGraphs(self.vllm_config, self.device, mode)
 
     def capture(self) -> None:
-        """All passes but those that read long texts."""
+        """Capture all passes but those that read long texts."""
         if self.pass_graphs is not None and self.pass_graphs.needs_capture():
             reading = (Kind(width, width) for width in SHORT)
             self.drafter.nodes.capture(self.pass_graphs, {*reading, *self.captured_kinds()})
@@ -140,7 +139,7 @@ class ForeignSpeculator(DraftModelSpeculator):
         return drafted
 
     def _read(self, batch: InputBatch, num_sampled: Tensor, num_rejected: Tensor, nodes: int) -> Active | None:
-        """Have the drafter read what is new; the requests whose texts it has read to their end, if any."""
+        """Have the drafter read what is new; returns the requests whose texts it has read to their end, if any."""
         due = self._due(batch, self._follow(batch, num_sampled, num_rejected), self.room(nodes))
         if not due:
             return None
@@ -185,8 +184,8 @@ class ForeignSpeculator(DraftModelSpeculator):
         return due
 
     def _follow(self, batch: InputBatch, num_sampled: Tensor, num_rejected: Tensor) -> list[int]:
-        """Take what the texts have grown by; the places of the requests that have sampled a token in this step and want
-        drafts."""
+        """Take what the texts have grown by; returns the places of the requests that have sampled a token in this step
+        and want drafts."""
         requests, ids = batch.num_reqs, self.req_states.all_token_ids.gpu
         width = self.num_speculative_steps + 1
         lengths = batch.seq_lens[:requests] - num_rejected[:requests] + 1
@@ -206,7 +205,7 @@ class ForeignSpeculator(DraftModelSpeculator):
         return places
 
     def _text(self, slot: int, request: str, length: int) -> Text:
-        """Of ``length`` tokens from now on, which are more than before."""
+        """The text of a request that has now ``length`` tokens, more than before."""
         text = self.texts.get(slot)
         # A slot goes to another request without a word. Tokens of a preempted one may be drawn again.
         if text is None or text.request != request or text.known >= length:

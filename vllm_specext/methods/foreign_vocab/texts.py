@@ -1,4 +1,4 @@
-"""What is kept of requests for a drafter that reads their texts in tokens of its own.
+"""The state of requests whose texts a drafter reads in tokens of its own.
 
 Shapes: ``A`` requests that are drafted for, ``d`` hidden size.
 """
@@ -13,17 +13,17 @@ from vllm_specext.methods.foreign_vocab.text.bridge import Bridge
 
 @dataclass
 class Text:
-    """A request's, as far as it was read."""
+    """A request's text, as far as it was read."""
 
     request: str
     bridge: Bridge
     known: int = 0
-    """Tokens of the target's text that the bridge has."""
+    """Number of tokens of the target's text that the bridge has."""
     cached: int = 0
-    """Tokens of the drafter's text whose keys and values are in its cache."""
+    """Number of tokens of the drafter's text whose keys and values are in its cache."""
 
     def grow(self, ids: list[int]) -> None:
-        """By these tokens of the target."""
+        """Add ``ids``, the target's tokens that follow."""
         self.cached = min(self.cached, self.bridge.commit(ids))
         self.known += len(ids)
 
@@ -33,15 +33,15 @@ class Active:
     """The requests that are drafted for in this step; the drafter has read their texts."""
 
     places: np.ndarray
-    """``[A]``, in the batch."""
+    """``[A]``: places of the requests in the batch."""
     slots: Tensor
-    """``[A]``"""
+    """``[A]``: request slots."""
     texts: list[Text]
     ends_np: np.ndarray
-    """``[A]`` tokens of the drafter's text."""
+    """``[A]``: numbers of tokens of the drafter's texts."""
     ends: Tensor
-    """The same on the device."""
+    """``ends_np`` on the device."""
     target_ends: Tensor
-    """``[A]`` tokens of the target's text."""
+    """``[A]``: numbers of tokens of the target's texts."""
     hidden: Tensor
-    """``[A, d]``: what the drafter made of its last token."""
+    """``[A, d]``: the drafter's hidden states at the last tokens of its texts."""

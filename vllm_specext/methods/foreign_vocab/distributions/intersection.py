@@ -1,8 +1,8 @@
 """TLI's vocabulary (Timor et al., arXiv 2502.05202, Algorithm 4): the tokens that target and drafter share, on the
 device.
 
-The drafter's law is restricted to them and renormalised: that law, and no other, is what drafts are drawn from and what
-the verification must be told. The target's law is never restricted. Rows, columns and ids are always in the order of
+The drafter's distribution is restricted to them and renormalised: drafts are drawn from that distribution, and no other
+may be given to the verification. The target's is never restricted. Rows, columns and ids are always in the order of
 ``kept``, ascending by the drafter's id.
 Shapes: ``R`` rows, ``I`` shared tokens, ``D`` and ``T`` the vocabularies.
 """
@@ -31,9 +31,10 @@ class Intersection:
         return head.index_select(0, self.kept)
 
     def select(self, logits: Tensor) -> Tensor:
-        """What the pruned head would have said: ``[R, D]`` -> ``[R, I]``."""
+        """The logits ``[R, I]`` that the pruned head would have given, from those of the whole head, ``[R, D]``."""
         return logits.index_select(-1, self.kept)
 
     def scatter(self, values: Tensor, absent: float) -> Tensor:
-        """``[R, I]`` -> ``[R, T]``; ``absent`` is what the target's other tokens get: 0 in a law, -inf in logits."""
+        """Spread ``[R, I]`` over ``[R, T]``; the target's other tokens get ``absent``, which is 0 for probabilities and
+        -inf for logits."""
         return values.new_full((*values.shape[:-1], self.target_size), absent).index_copy_(-1, self.target_ids, values)

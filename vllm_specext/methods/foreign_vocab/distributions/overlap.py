@@ -30,7 +30,7 @@ def coverage(text: Sequence[int], shared: Collection[int]) -> float:
 
 
 def _ends(vocabulary: Sequence[bytes | None], ends: Iterable[int]) -> set[int]:
-    """Those that the model has: a tokenizer or a configuration may name ids beyond its embedding."""
+    """The ends that the model has: a tokenizer or a configuration may name ids beyond its embedding."""
     return {end for end in ends if 0 <= end < len(vocabulary)}
 
 
@@ -38,7 +38,7 @@ def _lowest_ids(vocabulary: Sequence[bytes | None], ends: Collection[int]) -> di
     ordinary = list(vocabulary)
     for end in ends:
         ordinary[end] = None
-    # The last of those with the same bytes counts, so the lowest goes last.
+    # Of ids with the same bytes the last one counts, so the lowest goes last.
     found = dict(zip(reversed(ordinary), reversed(range(len(ordinary))), strict=True))
     found.pop(None, None)
     found.pop(b"", None)

@@ -1,16 +1,18 @@
-"""SLRS's proposal (Timor et al., arXiv 2502.05202, Algorithm 3): the law of the target token that a drafter with other
-tokens writes.
+"""SLRS's proposal (Timor et al., arXiv 2502.05202, Algorithm 3): the distribution of the target token that a drafter
+with other tokens writes.
 
 The drafter writes until its text, the string, is no proper prefix of a target token, or until it ends it; the proposal
-is the longest target token that the string begins with. If ``reach(t)`` is the probability that the drafter writes the
-bytes of ``t``, then ``law(t)`` is ``reach(t)`` less the reach of the tokens that are the next longer ones than ``t``.
-``reach`` adds up over the ways to spell a string. They grow as a tree, all of a level in one forward pass of the
-drafter. A way that is not followed leaves what it would have added to longer tokens with the longest one found so far:
-``law`` is then that of a drafter that stops there, and as the proposal is drawn from it, the verification is exact with
-any width and depth.
+is the longest target token that the string begins with. Let ``reach(t)`` be the probability that the drafter writes the
+bytes of ``t``. The probability that ``t`` is proposed is ``reach(t)`` less the reach of the tokens that are the next
+longer ones than ``t``.
+
+``reach`` adds up over all spellings of a string in the drafter's tokens. The spellings grow as a tree, all of a level
+in one forward pass of the drafter. Where a spelling is not followed, its probability stays with the longest token found
+so far. The distribution is then that of a drafter that stops writing there. The proposal is drawn from it, so
+verification is exact with any width and depth.
 
 Probabilities are added as integers, in units of 2**-60: sums of integers do not depend on the order in which a device
-adds, hence all ranks of a tensor-parallel group find the same law to the last bit.
+adds, hence all ranks of a tensor-parallel group find the same distribution to the last bit.
 Shapes: ``R`` requests, ``W`` spellings followed, ``D`` and ``T`` the vocabularies.
 """
 
@@ -26,19 +28,19 @@ from vllm_specext.methods.foreign_vocab.distributions.trie import LONGEST, Trie
 ONE = 2.0**60
 
 
-class Frontier(NamedTuple):
+class SpellingFrontier(NamedTuple):
     """The spellings that the next level grows from, each ``[R, W]``, best first."""
 
     parents: Tensor
-    """Their places in the previous frontier."""
+    """Places in the previous frontier of the spellings that these continue."""
     tokens: Tensor
-    """The drafter's tokens that they add to it."""
+    """The drafter's tokens that these add."""
     log_pi: Tensor
     """Log-probabilities of the whole spellings; -inf for padding."""
 
 
-class StringLaw:
-    """Begin, grow once per level with what the drafter says at the frontier, then ask for the law."""
+class StringDistribution:
+    """Begin, grow once per level with what the drafter says at the frontier, then ask for the probabilities."""
 
     def __init__(
         self,
@@ -79,10 +81,10 @@ class StringLaw:
         self.log_pi = torch.zeros(requests, 1, device=device)
         self.at_root = True
 
-    def grow(self, log_probs: Tensor) -> Frontier:
+    def grow(self, log_probs: Tensor) -> SpellingFrontier:
         """Read what the drafter says at each spelling of the frontier, ``[R, W, D]`` (``W`` is 1 at the first level);
         returns the next frontier."""
-        # A drafter that yields NaN drafts badly; its law is a law all the same.
+        # A drafter that yields NaN drafts badly; its proposal is a distribution all the same.
         log_probs = log_probs.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0)
         scores = self.log_pi[..., None] + log_probs
         if self.at_root:
@@ -105,19 +107,19 @@ class StringLaw:
         chosen = chosen.clamp(max=scores.shape[1] - 1)
         self.log_pi, self.nodes = log_pi, ended.gather(1, chosen)
         words = len(self.written.ids)
-        return Frontier(parents=chosen // words, tokens=self.written.ids[chosen % words], log_pi=log_pi)
+        return SpellingFrontier(parents=chosen // words, tokens=self.written.ids[chosen % words], log_pi=log_pi)
 
-    def law(self) -> Tensor:
-        """``[R, T]``, each row sums to 1; the shortest token for certain where the drafter reached none."""
+    def probabilities(self) -> Tensor:
+        """The distribution of the next token, ``[R, T]``: certain to be the shortest where the drafter reached none."""
         reach = self.reach[:, :-1]
         longer = torch.zeros_like(self.reach).scatter_add_(1, self.shorter.expand_as(reach), reach)
-        law = (reach - longer[:, :-1]).clamp(min=0)
-        total = law.sum(dim=1, keepdim=True)
-        return torch.where(total > 0, law.double() / total, self.fallback).to(self.log_pi.dtype)
+        gained = (reach - longer[:, :-1]).clamp(min=0)
+        total = gained.sum(dim=1, keepdim=True)
+        return torch.where(total > 0, gained.double() / total, self.fallback).to(self.log_pi.dtype)
 
     def _walk(self) -> Tensor:
-        """``[R, W, nodes of the drafter's trie]``: where in the target's trie a spelling is behind each string that can
-        begin the drafter's next token."""
+        """``[R, W, nodes of the drafter's trie]``: the node of the target's trie that a spelling leads to, followed by
+        each string that can begin the drafter's next token."""
         nodes = self.nodes.new_empty(*self.nodes.shape, self.written.outside)
         nodes[..., 0] = self.nodes
         for level in self.written.levels:
@@ -131,6 +133,6 @@ def _units(log_probs: Tensor) -> Tensor:
 
 
 def _strings(vocabulary: Sequence[bytes | None], ends: Iterable[int]) -> dict[int, bytes]:
-    """The ordinary tokens."""
+    """The bytes of the ordinary tokens, by id."""
     excluded = set(ends)
     return {token: text for token, text in enumerate(vocabulary) if text and token not in excluded}

@@ -2,7 +2,7 @@
 
 Nodes are numbered level by level, and within a level in the order of their bytes; the root is 0. The edges, sorted by
 parent and byte, are then in the order of the nodes that they lead to: edge ``i`` leads to node ``i + 1``, and a step is
-a binary search in one array. A walker that has left the trie stays at ``outside``, the number behind the last node.
+a binary search in one array. A walker that has left the trie stays at ``outside``, the number after the last node.
 
 A step reads 12 bytes per node: 8 of the edge, 4 of the token. The 128,850 tokens of Mistral's Tekken that have at most
 16 bytes make 257,847 nodes, hence 3.1 MB, where a table ``[nodes, 256]`` of int32 would take 264 MB; they are built in
@@ -83,7 +83,7 @@ class Trie:
         return Trie(edges, token, self.levels, ids, ends, spans)
 
     def step(self, nodes: Tensor, steps: Tensor) -> Tensor:
-        """Where the bytes ``steps`` lead from ``nodes``; both int64, broadcast against each other."""
+        """The nodes that the bytes ``steps`` lead to from ``nodes``; both int64, broadcast against each other."""
         wanted = nodes * 256 + steps
         edge = torch.searchsorted(self.edges, wanted).clamp(max=len(self.edges) - 1)
         return torch.where(self.edges[edge] == wanted, edge + 1, self.outside)

@@ -1,7 +1,7 @@
 """One request's text in the tokens of the target and of the drafter, by byte positions (SLEM, arXiv 2502.05202).
 
 ``commit`` takes the target's tokens and brings the drafter's text, ``draft_ids``, up to them; ``convert`` takes what
-the drafter wrote behind it and says which tokens of the target that is. Both encode a window at the text's end anew, so
+the drafter wrote after it and says which tokens of the target that is. Both encode a window at the text's end anew, so
 their cost does not grow with the text. The drafter's text has the bytes of the target's, except for a character that
 the target has only begun, which waits for its end, and for bytes that are no UTF-8, which the drafter never sees. No
 token reaches across a marker. A tokenizer that changes a text (lower case, another normal form) makes worse drafts, no
@@ -16,8 +16,9 @@ from typing import NamedTuple
 from vllm_specext.methods.foreign_vocab.tokenizers.utf8 import is_boundary, leading, runs
 from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import Vocabulary
 
-WINDOW = 96
-"""Last characters of a long text that encoding changes, which are encoded apart: the next window begins with them."""
+LAST_CHARACTERS = 96
+"""Number of last characters of a long text that are encoded apart where encoding changes it: the next window begins
+with them."""
 
 UNKNOWN = -1
 """End of a drafter's token within a text that did not survive encoding."""
@@ -27,9 +28,9 @@ class Outcome(StrEnum):
     EXACT = "exact"
     """The target's last tokens came out of encoding as they were."""
     OFFSET = "offset"
-    """They did not, but a token begins where the committed text ends."""
+    """The target's last tokens came out otherwise, but a token begins where the committed text ends."""
     MERGE = "merge"
-    """A token reaches across that place, so the new text was encoded alone."""
+    """A token reaches across the end of the committed text, so the new text was encoded alone."""
     NONE = "none"
     """Nothing can be proposed."""
 
@@ -50,8 +51,8 @@ class Bridge:
         opening: Sequence[int] = (),
     ) -> None:
         """``markers``: the target's markers in the drafter's tokens; the others are left out of the drafter's text.
-        ``lookbehind``: tokens before the end with which both windows begin. ``opening``: what the drafter's texts begin
-        with; it is not written twice where the target's text begins with it too."""
+        ``lookbehind``: number of tokens before the text's end at which both windows begin. ``opening``: the tokens that
+        the drafter's texts begin with; they are not written twice where the target's text begins with them too."""
         self.draft_ids: list[int] = list(opening)
         self._target, self._drafter, self._markers = target, drafter, markers
         self._lookbehind = lookbehind
@@ -99,7 +100,7 @@ class Bridge:
         new = written[len(waiting) :]
         if not new:
             return Converted([], Outcome.NONE) if end is None else Converted([end], Outcome.EXACT)
-        ids, outcome, is_whole = self._encode_behind(new)
+        ids, outcome, is_whole = self._encode_following(new)
         if end is not None and is_whole:
             ids.append(end)
         return Converted(ids, outcome)
@@ -125,8 +126,8 @@ class Bridge:
 
     def _write(self, text: str, end: int) -> None:
         ids = self._drafter.encode(text)
-        if len(text) > 2 * WINDOW and self._drafter.bytes_of(ids) != text.encode():
-            text, rest = text[:-WINDOW], text[-WINDOW:]
+        if len(text) > 2 * LAST_CHARACTERS and self._drafter.bytes_of(ids) != text.encode():
+            text, rest = text[:-LAST_CHARACTERS], text[-LAST_CHARACTERS:]
             self._append(self._drafter.encode(text), text, end - len(rest.encode()))
             text, ids = rest, self._drafter.encode(rest)
         self._append(ids, text, end)
@@ -141,7 +142,7 @@ class Bridge:
         self._place_last(end)
 
     def _place_last(self, end: int) -> None:
-        """What was left out belongs to the token before it."""
+        """Bytes that were left out belong to the token before them."""
         if self._ends:
             self._ends[-1] = end
         else:
@@ -167,15 +168,15 @@ class Bridge:
             written += text
         return written, None
 
-    def _encode_behind(self, new: bytes) -> tuple[list[int], Outcome, bool]:
-        """Tokens for ``new`` behind the committed text, and whether they are all of it."""
+    def _encode_following(self, new: bytes) -> tuple[list[int], Outcome, bool]:
+        """Tokens for ``new``, which follows the committed text, and whether they are all of it."""
         window, before = self._window()
         text = leading(before + new)
         size = len(text.encode())
         if size > len(before):
             ids = self._target.encode(text)
             is_exact = ids[: len(window)] == window
-            ids = ids[len(window) :] if is_exact else self._behind(before, ids)
+            ids = ids[len(window) :] if is_exact else self._following(before, ids)
             if ids:
                 return ids, Outcome.EXACT if is_exact else Outcome.OFFSET, size == len(before) + len(new)
         text = leading(new)
@@ -191,8 +192,8 @@ class Bridge:
             start -= len(self._target.token_bytes[self._target_ids[first]] or b"")
         return self._target_ids[first:], bytes(self._text[start:])
 
-    def _behind(self, before: bytes, ids: list[int]) -> list[int]:
-        """Those of ``ids`` that follow ``before``; none where one of them reaches across its end."""
+    def _following(self, before: bytes, ids: list[int]) -> list[int]:
+        """The ``ids`` that follow ``before``; none where one of them reaches across its end."""
         size = 0
         for count, id in enumerate(ids):
             if size >= len(before):

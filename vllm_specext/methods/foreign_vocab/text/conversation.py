@@ -20,16 +20,16 @@ CONVERSATION = [
 
 
 class Place(NamedTuple):
-    """Between two messages."""
+    """What stands between two messages."""
 
     end: Part
-    """Of the one before."""
+    """How the message before ends."""
     begin: Part
-    """Of the one behind, or all where the two cannot be told apart."""
+    """How the message after begins; all of the place where the two cannot be told apart."""
 
 
 def places(tokenizer: "PreTrainedTokenizerBase", vocabulary: Vocabulary) -> dict[str, Place]:
-    """By name; none without a chat template."""
+    """The places of a conversation by name; none without a chat template."""
     for conversation in (CONVERSATION, CONVERSATION[1:]):  # many templates know no system messages
         written = _around(tokenizer, vocabulary, conversation, generate=True)
         if written:
@@ -41,8 +41,8 @@ def places(tokenizer: "PreTrainedTokenizerBase", vocabulary: Vocabulary) -> dict
     roles = ["", *(message["role"] for message in conversation), "assistant"]
     found = {}
     for place, part in enumerate(written):
-        before, behind = roles[place : place + 2]
-        name = f"{before} > {behind}" if place + 1 < len(written) else "prompt"
+        before, after = roles[place : place + 2]
+        name = f"{before} > {after}" if place + 1 < len(written) else "prompt"
         end = ends.get(before, [])
         size = len(end) if part[: len(end)] == end else 0
         found[name] = Place(part[:size], part[size:])
@@ -57,7 +57,7 @@ def _last(tokenizer: "PreTrainedTokenizerBase", vocabulary: Vocabulary, conversa
 def _around(
     tokenizer: "PreTrainedTokenizerBase", vocabulary: Vocabulary, conversation: list[dict[str, str]], *, generate: bool
 ) -> list[Part]:
-    """Before, between and behind the messages; without the begin of the text."""
+    """What stands before, between and after the messages; without the begin of the text."""
     try:
         ids = tokenizer.apply_chat_template(
             conversation, tokenize=True, add_generation_prompt=generate, return_dict=False

@@ -34,7 +34,7 @@ def map_markers(
 
 
 def opening(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """What the tokenizer writes before a text without being asked."""
+    """The tokens that the tokenizer writes before a text without being asked."""
     bos = tokenizer.bos_token_id
     return (bos,) if bos is not None and tokenizer.encode("a")[0] == bos else ()
 
@@ -59,7 +59,7 @@ def _match(target: Place, drafter: Place) -> Iterator[tuple[int, Part]]:
 
 
 def _align(target: Part, drafter: Part) -> Iterator[tuple[int, Part]]:
-    """By the words between the markers, such as the names of roles: the target's come through as text."""
+    """Match markers by the words between them, such as the names of roles: the target's come through as text."""
     groups = _between_words(target)
     if len(groups) == 1:
         yield from _pair(target, drafter)
@@ -89,7 +89,7 @@ def _markers(part: Part) -> list[int]:
 
 
 def _between_words(part: Part) -> list[Part]:
-    """Markers and white space, before, between and behind the words; one part if there are none."""
+    """Markers and white space before, between and after the words; one part if there are none."""
     groups: list[Part] = [[]]
     for is_text, items in groupby(part, lambda item: isinstance(item, str)):
         own = list(items)

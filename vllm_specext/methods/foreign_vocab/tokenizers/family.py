@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Family:
     token_bytes: dict[int, bytes]
-    """Of the ordinary tokens."""
+    """Bytes of the ordinary tokens, by id."""
     markers: dict[str, int]
-    """Special, added and control tokens, by what they are called."""
+    """Ids of special, added and control tokens, by what they are called."""
     encode_batch: Callable[[Sequence[str]], list[list[int]]]
-    """Adds no token and no dummy space; where a text spells a marker out it may still give the marker."""
+    """Encodes texts and adds no token and no dummy space. Where a text spells a marker out it may give the marker."""
 
 
 def name_of(tokenizer: "PreTrainedTokenizerBase") -> str:

@@ -77,7 +77,7 @@ def _adds_spaces(definition: dict[str, Any]) -> bool:
 
 
 def _bare(definition: dict[str, Any]) -> dict[str, Any]:
-    """The same tokenizer, which cuts, pads and adds nothing."""
+    """The definition of the same tokenizer that cuts, pads and adds nothing."""
     bare = {**definition, "truncation": None, "padding": None, "post_processor": None}
     for key in ("normalizer", "pre_tokenizer"):
         bare[key] = _without_dummy_space(definition[key])

@@ -26,7 +26,7 @@ def from_byte_level(token: str) -> bytes:
 
 
 def from_pieces(token: str) -> bytes:
-    """SentencePiece's."""
+    """The bytes of a token as SentencePiece spells it."""
     if re.fullmatch("<0x[0-9A-F]{2}>", token):
         return bytes([int(token[3:5], 16)])
     return token.replace(SPACE, " ").encode()

@@ -58,10 +58,10 @@ def _tokenizer(folder: Path) -> Any:
 
 
 class TokenizerJson:
-    """As much of a transformers tokenizer as is read here. Of a large vocabulary transformers makes several copies."""
+    """As much of a transformers tokenizer as is read here. transformers makes several copies of a large vocabulary."""
 
     is_ours = True
-    """Nobody else encodes with it."""
+    """Whether nobody else encodes with the tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         self.name_or_path = str(folder)

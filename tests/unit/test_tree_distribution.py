@@ -1,4 +1,4 @@
-"""Tokens that leave the verification walk follow the target's law, whatever the tree.
+"""Tokens that leave the verification walk follow the target's distribution, whatever the tree.
 
 A target is a table of random conditional distributions over all prefixes. Every joint draw at a tree's nodes is
 enumerated with its probability and walked; what is emitted, continued by plain sampling to a fixed length, must be
@@ -50,9 +50,9 @@ class Target:
     def after(self, prefix: Path) -> Tensor:
         return self.tables[len(prefix)][as_numbers(torch.tensor([prefix], dtype=torch.int64), self.vocabulary)[0]]
 
-    def law(self, emitted: list[Tensor] | None = None) -> Tensor:
-        """``[V^LENGTH]``: the law of the target's own text, or of its continuations of ``emitted`` prefixes, whose
-        masses are given by length, ``[V^t]`` with t from 1."""
+    def distribution(self, emitted: list[Tensor] | None = None) -> Tensor:
+        """``[V^LENGTH]``: that of the target's own text, or of its continuations of ``emitted`` prefixes, whose masses
+        are given by length, ``[V^t]`` with t from 1."""
         mass = torch.ones(1, dtype=torch.float64) if emitted is None else torch.zeros(1, dtype=torch.float64)
         for t, table in enumerate(self.tables):
             mass = (mass[:, None] * table).flatten()
@@ -121,7 +121,7 @@ WRONG = [believing_walk, level_skipping_walk, wrong_bonus_walk]
 
 
 def enumerated(target: Target, paths: list[Path], walk: Walk) -> tuple[Tensor, float]:
-    """Law of the text and expected number of emitted tokens, over all joint draws."""
+    """Distribution of the text and expected number of emitted tokens, over all joint draws."""
     rows, vocabulary = 1 + len(paths), target.vocabulary
     drawn = torch.cartesian_prod(*[torch.arange(vocabulary)] * rows)
     probability = distributions(target, paths)[torch.arange(rows), drawn].prod(dim=1)
@@ -131,11 +131,11 @@ def enumerated(target: Target, paths: list[Path], walk: Walk) -> tuple[Tensor, f
         ended = num_sampled == t
         mass = torch.zeros(vocabulary**t, dtype=torch.float64)
         masses.append(mass.index_add(0, as_numbers(emitted[ended, :t], vocabulary), probability[ended]))
-    return target.law(masses), float((probability * num_sampled).sum())
+    return target.distribution(masses), float((probability * num_sampled).sum())
 
 
-def total_variation(law: Tensor, target: Target) -> float:
-    return float((law - target.law()).abs().sum() / 2)
+def total_variation(distribution: Tensor, target: Target) -> float:
+    return float((distribution - target.distribution()).abs().sum() / 2)
 
 
 def p_value(target: Target, paths: list[Path], walk: Walk, samples: int) -> float:
@@ -147,7 +147,7 @@ def p_value(target: Target, paths: list[Path], walk: Walk, samples: int) -> floa
         plain = torch.multinomial(table[as_numbers(text[:, :t], target.vocabulary)], 1)[:, 0]
         text[:, t] = torch.where(num_sampled > t, text[:, t], plain)
     observed = as_numbers(text, target.vocabulary).bincount(minlength=target.vocabulary**LENGTH).double()
-    expected = samples * target.law()
+    expected = samples * target.distribution()
     rare = expected < 5
     observed = torch.cat((observed[~rare], observed[rare].sum()[None]))
     expected = torch.cat((expected[~rare], expected[rare].sum()[None]))
@@ -156,16 +156,16 @@ def p_value(target: Target, paths: list[Path], walk: Walk, samples: int) -> floa
 
 
 @pytest.mark.parametrize(("vocabulary", "nodes", "seed"), SIZES)
-def test_what_the_walk_emits_follows_the_targets_law(vocabulary: int, nodes: int, seed: int) -> None:
+def test_what_the_walk_emits_follows_the_targets_distribution(vocabulary: int, nodes: int, seed: int) -> None:
     target, paths = Target.random(vocabulary, seed), random_paths(vocabulary, nodes, seed)
-    law, tokens = enumerated(target, paths, project_walk)
-    assert total_variation(law, target) < 1e-12
+    distribution, tokens = enumerated(target, paths, project_walk)
+    assert total_variation(distribution, target) < 1e-12
     assert abs(tokens - expected_tokens(target, paths)) < 1e-12
 
 
 @pytest.mark.parametrize("walk", WRONG)
 @pytest.mark.parametrize(("vocabulary", "nodes", "seed"), SIZES)
-def test_a_wrong_walk_breaks_the_law(vocabulary: int, nodes: int, seed: int, walk: Walk) -> None:
+def test_a_wrong_walk_breaks_the_distribution(vocabulary: int, nodes: int, seed: int, walk: Walk) -> None:
     target, paths = Target.random(vocabulary, seed), random_paths(vocabulary, nodes, seed)
     assert total_variation(enumerated(target, paths, walk)[0], target) > 1e-4
 
