@@ -26,7 +26,7 @@ NAN = float("nan")
 
 
 def surrounded(x: Tensor) -> Tensor:
-    """A copy with NaN behind every row and behind the last one."""
+    """A copy with NaN after every row and after the last one."""
     room = x.new_full((len(x) + 3, x.shape[1] + 16), NAN)
     room[: len(x), : x.shape[1]] = x
     return room[: len(x), : x.shape[1]]

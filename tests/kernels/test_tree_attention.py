@@ -42,7 +42,7 @@ class Case:
         return out.cpu()
 
     def expected(self, soft_cap: float = 0.0, sliding_window: int = 0) -> Tensor:
-        """One row and one head at a time; rows behind ``num_rows`` keep what they held."""
+        """One row and one head at a time; rows after ``num_rows`` keep what they held."""
         out = torch.full(self.query.shape, 7.0, dtype=torch.float64)
         heads, kv_heads, page_size = self.query.shape[1], *self.keys.shape[1:3]
         starts, table = self.rows.query_start_loc.tolist(), self.rows.block_table.tolist()
@@ -94,7 +94,7 @@ def make(
     layout: Layout = transposed_keys,
 ) -> Case:
     """Random trees; ``drafted`` nodes that are no query rows lie before those that are. Only the slots of prefixes and
-    nodes are written; the pages are scattered and the block table is wild behind the last page of a request."""
+    nodes are written; the pages are scattered and the block table is wild after the last page of a request."""
     random = torch.Generator().manual_seed(sum(row_lens) + head_size + page_size)
     widest, requests = max(row_lens), len(row_lens)
     nodes = drafted + widest
@@ -112,7 +112,7 @@ def make(
             written = min(page_size, lens[request] - page * page_size)
             for cache in (keys, values):
                 cache[mine, :, :written] = torch.randn(kv_heads, written, head_size, generator=random).to(cache)
-    # Rows behind a request's own and bits behind its last node are left over from another step.
+    # Rows after a request's own and bits after its last node are left over from another step.
     flags = torch.rand(requests, widest, nodes, generator=random) < 0.5
     seen: list[list[list[int]]] = []
     for request, own in enumerate(row_lens):
@@ -247,8 +247,8 @@ def test_slots_that_only_rows_above_a_drafted_level_see_may_be_gone() -> None:
     close(case, sliding_window=12)
 
 
-def test_slots_behind_the_bound_are_not_read() -> None:
-    """Nodes behind the last position that the model can have are drafted, but have no slots."""
+def test_slots_after_the_bound_are_not_read() -> None:
+    """Nodes after the last position that the model can have are drafted, but have no slots."""
     case = make([6, 6], [30, 9])
     case.rows = replace(case.rows, max_seq_len=33)
     case.seen[0] = [[node for node in seen if node < 3] for seen in case.seen[0]]

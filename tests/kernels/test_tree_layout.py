@@ -75,12 +75,12 @@ class Step:
         self.chain = torch.cat(chains)
 
     def run(self, lay_out: LayOut, last_position: int = 1000) -> tuple[list[int], Tensor, Tensor]:
-        """Positions, prefix lengths and visible nodes, the last two with what is behind the requests."""
-        behind = len(self.lengths) + 2
-        # A step has other rows and a batch other requests behind those that verify.
+        """Positions, prefix lengths and visible nodes, the last two with what follows the requests."""
+        count = len(self.lengths) + 2
+        # A step has other rows and a batch other requests after those that verify.
         all_positions = torch.cat((self.chain, torch.full((3,), WILD)))
-        prefix_lens = torch.full((behind,), WILD, dtype=torch.int32)
-        visible = torch.full((behind, *self.causal.shape), WILD, dtype=torch.int32)
+        prefix_lens = torch.full((count,), WILD, dtype=torch.int32)
+        visible = torch.full((count, *self.causal.shape), WILD, dtype=torch.int32)
         given = self.slots, self.starts, self.seq_lens, self.prefill_lens, self.trees, self.causal
         positions = all_positions[: len(self.chain)]
         chain = lay_out(*given, positions, last_position, prefix_lens, visible)
@@ -134,7 +134,7 @@ def test_both_kinds_of_request_are_among_them() -> None:
     assert torch.equal(causal, torch.ones(5, 5).tril().bool())
 
 
-def test_no_position_is_behind_the_last(layout: tuple[LayOut, AcceptedRows]) -> None:
+def test_no_position_is_after_the_last(layout: tuple[LayOut, AcceptedRows]) -> None:
     step = STEPS[5]
     last = int(step.prefixes.max()) + 2
     positions, _, _ = step.run(layout[0], last)

@@ -66,7 +66,7 @@ class Trees:
         return rng.choice(children) if children and rng.random() < 0.9 else rng.randrange(VOCABULARY)
 
     def arguments(self, levels: int, dtype: torch.dtype) -> tuple[Any, ...]:
-        """Trees in wider tensors, as a cut-out of the slots' would be; rows behind those of the requests are wild."""
+        """Trees in wider tensors, as a cut-out of the slots' would be; rows after those of the requests are wild."""
         drawn, drafted = (
             torch.tensor([*(token for row in rows for token in row), *[0] * 5]).to(dtype)
             for rows in (self.drawn, self.drafted)

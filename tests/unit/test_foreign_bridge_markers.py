@@ -48,7 +48,7 @@ def test_of_several_ends_with_the_same_role_the_lowest_is_proposed() -> None:
     assert bridge.convert([own]).ids == [min(theirs.ends)]
 
 
-def test_an_end_behind_half_a_character_is_not_proposed() -> None:
+def test_an_end_after_half_a_character_is_not_proposed() -> None:
     theirs, ours = vocabulary("chatml"), vocabulary("pieces")
     (end,) = ids_of("pieces", "</s>")
     bridge = Bridge(theirs, ours, {})

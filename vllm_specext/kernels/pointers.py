@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 HAS_TRITON = find_spec("triton") is not None
+"""Whether kernels can be launched where there is a GPU; elsewhere the specifications in torch run."""
+
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -24,12 +26,13 @@ class PointerTable:
     entries: Tensor
     """``[caches, 7]`` int64: address; words from a page, a head and a slot to the next; heads, words, page size."""
     word: torch.dtype
-    """The widest in which all addresses and distances are whole."""
+    """The widest type of which all addresses and distances are multiples."""
     heads: int
+    """Heads of the cache that has most."""
     words: int
-    """Those of the cache that has most of them."""
+    """Words of a row in the cache whose rows are widest."""
     alike: bool
-    """All caches have the same heads, width and data type."""
+    """Whether all caches have the same heads, width and data type."""
 
 
 class Caches(tuple[Tensor, ...]):

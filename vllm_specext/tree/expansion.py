@@ -2,7 +2,7 @@
 
 Level by level, every frontier node proposes its ``k`` most likely tokens; the ``k`` best of these ``k²`` candidates by
 cumulative log-probability are the next frontier. At the end the best candidates of all levels are the tree. Scores are
-float32 and ties go to the earlier candidate: as no log-probability is above 0, a parent then never ranks behind its
+float32 and ties go to the earlier candidate: as no log-probability is above 0, a parent then never ranks below its
 child. (In half precision, as published, parents and children tie often and a child can be kept without its parent.)
 Shapes: ``R`` requests, ``k`` frontier nodes, ``V`` the vocabulary.
 """
@@ -32,9 +32,9 @@ class Frontier:
     tokens: Tensor
     scores: Tensor
     candidates: Tensor
-    """Their place among all candidates."""
+    """Places of the nodes among all candidates."""
     parents: Tensor
-    """Their parents' place in the previous frontier; 0 at the first level, where the parent is the root."""
+    """Places of the nodes' parents in the previous frontier; 0 at the first level, where the parent is the root."""
     visible: Tensor
     """``[R, k, W]`` int32 words: which of the frontier nodes of all levels so far, in order, are the node or its
     ancestors."""
@@ -118,7 +118,7 @@ class Expansion:
         )
 
     def _level(self, level: int) -> slice:
-        """Where its candidates are."""
+        """The places of a level's candidates."""
         return slice(pool_size(level, self.k) if level else 0, pool_size(level + 1, self.k))
 
     def _within_level(self, level: int) -> Tensor:
@@ -131,7 +131,7 @@ class Expansion:
         return max(self.levels - 1, 1) * self.k
 
     def _own_bits(self) -> Tensor:
-        """Of the latest level's frontier nodes."""
+        """The bit of each of the latest level's frontier nodes, in words."""
         bit = torch.arange(self._bits, device=self.place.device)
         return pack(bit == ((self.grown - 1) * self.k + self.place)[..., None])
 

@@ -20,7 +20,7 @@ BURST = 16
 """Steps that are counted at a time."""
 
 BURSTS = 4
-"""Of a comparison, the way that is not used at the moment first."""
+"""Bursts of a comparison. The first of them goes the way that is not in use at the moment."""
 
 SETTLING = 4
 """Steps of a burst that are not counted."""
@@ -33,10 +33,11 @@ MEMORY = 256
 """Verifications whose tokens are remembered."""
 
 MARGIN = 0.03
-"""By what share the other way must be faster, and twice the standard error of the mean of the tokens more."""
+"""The other way must be faster by this share and, beyond it, by twice the standard error of the mean of the tokens."""
 
 OUTLIER = 4.0
-"""Times the median: longer steps are somebody else's (a compilation, another process)."""
+"""Multiple of the median beyond which a step does not count: something else took the time (a compilation, another
+process)."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,22 @@ class Verdict:
     """Running requests of the range."""
     drafts: bool
     speed: float
-    """With drafts, relative to without."""
+    """Speed with drafts relative to that without."""
 
 
 @dataclass
 class _Range:
     drafts: bool = True
-    """What is done when nothing is tried."""
+    """Whether steps draft when nothing is tried."""
     burst: int = 0
-    """Of the comparison under way, counted from 1; 0 where there is none."""
+    """Number of the burst of the comparison under way, from 1; 0 where there is none."""
     remaining: int = FIRST_WAIT
-    """Steps to the next burst or, without a comparison, to the next one."""
+    """Steps to the next burst or, outside of a comparison, to the next comparison."""
     interval: int = FIRST_WAIT
     seconds: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    """Of the comparison's counted steps, with and without drafts."""
+    """Durations of the comparison's counted steps, with drafts (``True``) and without."""
     tokens: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
-    """Per request, of the newest steps with drafts."""
+    """Tokens per request of the newest steps with drafts."""
 
     @property
     def now(self) -> bool:

@@ -78,7 +78,7 @@ def test_verified_tokens(
             use_fp64=fp64,
             use_block_verification=method == "block",
         )
-        # Entries behind the last token are not defined.
+        # Entries after the last token are not defined.
         defined = torch.arange(MAX_DRAFTS + 1) < num_sampled[:, None]
         return [sampled.masked_fill(~defined, 0), num_sampled]
 

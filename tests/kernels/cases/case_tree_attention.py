@@ -37,7 +37,7 @@ def test_any_number_of_runs_gives_the_same(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("implementation", [1, 7], indirect=True)
 @pytest.mark.parametrize("window", [0, 40, 70, 150, 400])
-def test_tiles_inside_a_window_at_its_edge_and_behind_it_are_all_attended_to(window: int) -> None:
+def test_tiles_inside_a_window_at_its_edge_and_after_it_are_all_attended_to(window: int) -> None:
     """Tiles of 64 slots, of which most are seen by all rows."""
     close(make([9, 1, 5, 20], [331, 64, 0, 500], head_size=32), sliding_window=window)
 

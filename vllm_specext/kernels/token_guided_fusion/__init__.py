@@ -9,19 +9,17 @@ It is one operator of torch, so that ``torch.compile`` leaves it whole and the n
 does not know, decides in each call what runs.
 """
 
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from vllm_specext.kernels.pointers import HAS_TRITON
 from vllm_specext.kernels.token_guided_fusion import naive
 
-HAS_TRITON = find_spec("triton") is not None
-
 FUSED_UP_TO_ROWS: dict[tuple[int, int], dict[torch.dtype, int]] = {}
-"""By compute capability and dtype: up to how many rows the kernels' own products beat cuBLAS. More rows have theirs
-from cuBLAS and the rest from the kernels. To be filled by measurements only: none has been made, and what is not listed
+"""Most rows for which the kernels' own products beat cuBLAS, by compute capability and dtype. Products of more rows are
+cuBLAS's, and the rest is the kernels'. To be filled by measurements only: none has been made, and what is not listed
 runs in torch."""
 
 
@@ -45,7 +43,7 @@ class FusionWeights(NamedTuple):
 
 
 def fused_up_to_rows(device: torch.device, dtype: torch.dtype) -> int:
-    """0 where the kernels are not used at all."""
+    """Most rows that the kernels' own products are used for; 0 where the kernels are not used at all."""
     if device.type != "cuda" or not HAS_TRITON:
         return 0
     return FUSED_UP_TO_ROWS.get(torch.cuda.get_device_capability(device), {}).get(dtype, 0)
@@ -67,8 +65,8 @@ def token_guided_fusion(
 def token_guided_fusion_of_rank(
     features: Tensor, embeddings: Tensor, weights: FusionWeights, eps: float, token_ids: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What one rank of several computes, each ``[T, d]``: ``h``, which all have, and its share of the MLP's output. The
-    fusion is ``h`` plus the sum of the shares."""
+    """Compute one rank's part, two tensors ``[T, d]``: ``h``, which all ranks have, and a share of the MLP's output.
+    The fusion is ``h`` plus the sum of the shares."""
     hidden, share = _fusion(features, embeddings, token_ids, *weights, eps, residual=False)
     return hidden, share
 

@@ -71,7 +71,7 @@ def _embedding(table_ptr, ids_ptr, row, own, num_embeddings, stride, GATHER: tl.
 
 @triton.jit
 def _finish(total, residual_ptr, at, mask, DTYPE: tl.constexpr, SILU: tl.constexpr, RESIDUAL: tl.constexpr):
-    """What follows a product, rounded after every step."""
+    """Apply what follows a product, rounding after every step."""
     out = total.to(DTYPE)
     if SILU:
         wide = out.to(tl.float32)
@@ -178,7 +178,7 @@ def tile_for(rows: int) -> Tile:
 
 
 def num_splits(programs: int, depth: int, processors: int) -> int:
-    """For ``programs`` tiles of the output and ``depth`` tiles along the inner dimension."""
+    """Number of parts that a product of ``programs`` tiles of the output and ``depth`` inner tiles is split into."""
     return max(1, min(processors * PROGRAMS_PER_PROCESSOR // programs, depth // MIN_DEPTH, MAX_SPLITS))
 
 
@@ -265,7 +265,7 @@ def token_guided_fusion(
 def with_library_products(
     features: Tensor, embeddings: Tensor, token_ids: Tensor | None, weights: FusionWeights, eps: float, residual: bool
 ) -> tuple[Tensor, Tensor]:
-    """For many rows, whose products cuBLAS does better."""
+    """Compute the fusion with cuBLAS's products, which are better for many rows."""
     gathered = embeddings if token_ids is None else F.embedding(token_ids, embeddings)
     hidden = F.linear(torch.cat((gathered, features), dim=-1), weights.fc, weights.fc_bias)
     hidden, both = _norms(hidden, embeddings, token_ids, weights, eps)

@@ -1,6 +1,6 @@
 """Attention of draft-tree nodes over a paged key-value cache.
 
-A request's query rows see its whole prefix and, of the tree that lies in the cache right behind the prefix, the nodes
+A request's query rows see its whole prefix and, of the tree that lies in the cache right after the prefix, the nodes
 that their bits name: themselves and their ancestors. Two uses: verification, where the query rows are the whole tree,
 and drafting, where they are the last level of what has been drafted so far.
 """
@@ -8,14 +8,12 @@ and drafting, where they are the last level of what has been drafted so far.
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TypedDict
 
 from torch import Tensor
 
+from vllm_specext.kernels.pointers import HAS_TRITON
 from vllm_specext.kernels.tree_attention import naive
-
-HAS_TRITON = find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,11 @@ class TreeRows:
     prefix_lens: Tensor
     """``[R]``: cache slots before the tree's first."""
     visible: Tensor
-    """``[R, Q, W]`` int32 words: the tree nodes, by slot behind the prefix, that each query row sees."""
+    """``[R, Q, W]`` int32 words: the tree nodes, by slot after the prefix, that each query row sees."""
     num_rows: int
     max_query_len: int
     num_nodes: int
-    """Slots behind the prefix that any bit may name."""
+    """Number of slots after the prefix that any bit may name."""
     max_seq_len: int
     """Upper bound of prefix and tree together."""
 
@@ -78,7 +76,7 @@ def tree_attention(
     ``key_cache`` and ``value_cache`` ``[pages, Hkv, page size, D]``, of any strides. ``soft_cap`` bounds the scores by
     ``tanh`` (0: not at all). ``sliding_window``: a node sees that many positions back, itself included (0: all); the
     tree has to be less deep than that. Every row sees itself, by its bits. Slots that no row of a request sees may hold
-    anything, NaN included, and so may the block table behind the last page that holds a slot that one sees.
+    anything, NaN included, and so may the block table after the last page that holds a slot that one sees.
 
     Keys and values may be float8, and the query with them, which are then multiplied by ``q_scale``, ``k_scale`` and
     ``v_scale``: float32 on the device, one number or ``[Hkv]``.
@@ -96,7 +94,7 @@ def tree_attention(
 
 
 def variant(query: Tensor, key_cache: Tensor, rows: TreeRows) -> Hashable:
-    """What Triton compiles anew for ``rows``: calls with the same layer and equal variants share what is compiled."""
+    """Name what Triton compiles for ``rows``: calls with the same layer and equal variants share a binary."""
     from vllm_specext.kernels.tree_attention import kernel
 
     return kernel.variant(query, key_cache, rows)

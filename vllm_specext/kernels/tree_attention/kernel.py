@@ -2,7 +2,7 @@
 
 The rows of a request times the ``G`` query heads of a head of the cache are the M dimension of the products, so that a
 tile of keys and values is read once for up to ``BLOCK_M`` of them. What a request attends to is cut into tiles, those
-of the prefix first and those of the tree behind them, and the tiles into runs that are worked on side by side, of
+of the prefix first and then those of the tree, and the tiles into runs that are worked on side by side, of
 about equal length, so that a long request among short ones has more of them and does not finish last. A request in
 several runs leaves the result of each with the log-sum-exp of its scores, by which a second kernel weighs and adds
 them.
@@ -204,21 +204,21 @@ def _tree_attention_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     column = tl.arange(0, BLOCK_N)
     # Most tiles of the prefix are seen by all rows from end to end, and need no mask. Those before are at the window's
-    # edge, which no row has more than the nodes away from that of the root; the last one is behind.
+    # edge, which no row has more than the nodes away from that of the root; the last one comes after.
     edge = 0
     if WINDOW:
         edge = tl.cdiv(tl.maximum(prefix + num_nodes - WINDOW - begin, 0), BLOCK_N)
     whole = tl.minimum(tl.maximum(first, edge), last)
-    behind = tl.maximum(tl.minimum(last, (prefix - begin) // BLOCK_N), whole)
-    for tile in range(whole, behind):
+    whole_end = tl.maximum(tl.minimum(last, (prefix - begin) // BLOCK_N), whole)
+    for tile in range(whole, whole_end):
         acc, top, total = _attend(
             acc, top, total, query, begin + tile * BLOCK_N + column, None, None, table_ptr, key_ptr, value_ptr,
             stride_table, stride_key_page, stride_key_slot, stride_key_dim,
             stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
             HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,
         )  # fmt: skip
-    for place in range(first, tl.minimum(last, prefix_tiles) - (behind - whole)):
-        tile = place + tl.where(place < whole, 0, behind - whole)
+    for place in range(first, tl.minimum(last, prefix_tiles) - (whole_end - whole)):
+        tile = place + tl.where(place < whole, 0, whole_end - whole)
         slot = begin + tile * BLOCK_N + column
         read = (slot >= lowest) & (slot < prefix)
         visible = read[None, :] & (slot[None, :] >= oldest[:, None])
@@ -298,12 +298,12 @@ def tile_for(query: Tensor, key_cache: Tensor, rows: TreeRows) -> Tile:
 
 
 def row_tiles(query: Tensor, key_cache: Tensor, rows: TreeRows, tile: Tile) -> int:
-    """Of the widest request."""
+    """Number of tiles that the rows of the widest request make."""
     return triton.cdiv(rows.max_query_len * (query.shape[1] // key_cache.shape[1]), tile.block_m)
 
 
 def num_runs(query: Tensor, key_cache: Tensor, rows: TreeRows, tile: Tile) -> int:
-    """As many as fill the GPU at once, by shapes alone: the same in every replay of a graph."""
+    """Number of runs that fill the GPU at once, by shapes alone: the same in every replay of a graph."""
     processors = torch.cuda.get_device_properties(query.device).multi_processor_count
     programs = key_cache.shape[1] * row_tiles(query, key_cache, rows, tile)
     splits = min(rows.max_seq_len // MIN_RUN, MAX_SPLITS)
@@ -320,7 +320,7 @@ def part_blocks(requests: int, runs: int) -> tuple[int, int]:
 
 
 def variant(query: Tensor, key_cache: Tensor, rows: TreeRows) -> tuple[Tile, int, int]:
-    """What a launch on ``rows`` is compiled for; launches with the same layer and the same variant share a binary."""
+    """Name what a launch on ``rows`` is compiled for; launches with the same layer and variant share a binary."""
     tile = tile_for(query, key_cache, rows)
     return tile, *part_blocks(rows.block_table.shape[0], num_runs(query, key_cache, rows, tile))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slots:
-    """What the rows of each request read, for one page size, and see, for one sliding window."""
+    """The slots that the rows of each request read and see, for one page size and one sliding window."""
 
     page: Tensor
     place: Tensor
@@ -47,7 +47,7 @@ class Plan:
     _slots: dict[tuple[int, int, int], Slots] = field(default_factory=dict)
 
     def slots(self, page_size: int, groups: int, sliding_window: int) -> Slots:
-        """The same for all layers that are alike, so it is worked out for the first of them."""
+        """The slots for layers of one kind, worked out for the first of them."""
         key = page_size, groups, sliding_window
         if key not in self._slots:
             self._slots[key] = self._lay_out(*key)
@@ -56,14 +56,14 @@ class Plan:
     def _lay_out(self, page_size: int, groups: int, sliding_window: int) -> Slots:
         count = min(self.max_seq_len, self.block_table.shape[1] * page_size)
         slot = torch.arange(count, device=self.seen.device)
-        behind = slot - self.prefix_lens[:, None]
+        offset = slot - self.prefix_lens[:, None]
         nodes = self.seen.shape[2]
-        node = behind.clamp(0, nodes - 1)[:, None].expand(-1, self.seen.shape[1], -1)
-        in_tree = self.seen.gather(2, node) & ((behind >= 0) & (behind < nodes))[:, None]
-        in_prefix = (behind < 0)[:, None]
+        node = offset.clamp(0, nodes - 1)[:, None].expand(-1, self.seen.shape[1], -1)
+        in_tree = self.seen.gather(2, node) & ((offset >= 0) & (offset < nodes))[:, None]
+        in_prefix = (offset < 0)[:, None]
         if sliding_window:
             depth = self.seen.sum(dim=2, keepdim=True) - 1
-            in_prefix = in_prefix & (depth - behind[:, None] < sliding_window)
+            in_prefix = in_prefix & (depth - offset[:, None] < sliding_window)
         visible = (in_tree | in_prefix) & self.own[..., None]
         # What nobody sees may be NaN, which a weight of 0 does not cancel: the first slot that is seen is read instead.
         read = visible.any(dim=1)

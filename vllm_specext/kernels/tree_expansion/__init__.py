@@ -15,7 +15,7 @@ LARGEST_POOL = 1024
 
 
 def expansion(tokens: Tensor, log_probs: Tensor, levels: int) -> Expansion:
-    """As ``Expansion(tokens, log_probs, levels)``, whose trees it grows bit by bit."""
+    """Begin an ``Expansion(tokens, log_probs, levels)``, or one in Triton whose trees are the same bit by bit."""
     if tokens.is_cuda and HAS_TRITON and pool_size(levels, tokens.shape[1]) <= LARGEST_POOL:
         # A CPU has no use for Triton, nor time to import it.
         from vllm_specext.kernels.tree_expansion.kernel import FusedExpansion

@@ -62,7 +62,7 @@ def _grow_kernel(
     rank = tl.zeros([BLOCK_C], tl.int32)
     for start in range(0, COUNT, COMPARED):
         at = start + tl.arange(0, COMPARED)
-        other = tl.load(log_probs_ptr + at, mask=at < COUNT, other=float("-inf"))  # what is padded is behind everything
+        other = tl.load(log_probs_ptr + at, mask=at < COUNT, other=float("-inf"))  # padding comes last
         if not FROM_ROOT:
             other += tl.load(scores_before_ptr + at // K, mask=at < COUNT, other=0.0)
         rank += _ahead(other, at, score, place)

@@ -24,7 +24,7 @@ def lay_out(
     visible[:requests] = torch.where(has_draft[:, None, None], trees.ancestors[slots], causal)
     node = torch.arange(nodes, device=positions.device)
     rows = starts[:-1, None] + node
-    # What is no row of the request goes behind all of them.
+    # Places beyond a request's own rows all go to one more element at the end, which is cut off below.
     rows = torch.where(rows < starts[1:, None], rows, len(positions))
     chain = torch.cat((positions, positions.new_zeros(1)))
     by_depth = chain[rows] + torch.where(has_draft[:, None], trees.depths[slots] - node, 0)

@@ -11,7 +11,7 @@ from vllm_specext.tree import walk
 
 
 def accept_chain(drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """As ``tree.walk.accept_chain``."""
+    """Walk each request's chain, as ``tree.walk.accept_chain`` says."""
     if drawn.is_cuda and HAS_TRITON:
         from vllm_specext.kernels.tree_walk import kernel  # a CPU has no use for Triton, nor time to import it
 
@@ -22,7 +22,7 @@ def accept_chain(drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, width: i
 def accept_tree(
     drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, parents: Tensor, levels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``tree.walk.accept_tree``."""
+    """Walk each request's tree, as ``tree.walk.accept_tree`` says."""
     if drawn.is_cuda and HAS_TRITON:
         from vllm_specext.kernels.tree_walk import kernel
 

@@ -29,7 +29,7 @@ def _accept_tree_kernel(
     current = 0
     accepted = 1
     for place in range(1, LEVELS + 1):
-        # Siblings hold distinct tokens, so it is one child or none; behind the end nothing is a child of -1.
+        # Siblings hold distinct tokens, so it is one child or none; after the end nothing is a child of -1.
         current = tl.max(tl.where(confirmed & (parent == current), node, -1), 0)
         path = tl.where((step == place) & (current > 0), current, path)
         accepted += (current > 0).to(tl.int32)
@@ -70,7 +70,7 @@ def accept_tree(
 
 
 def accept_chain(drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """What is emitted behind a request's rows is 0."""
+    """Walk each request's chain; the emitted tokens after a request's rows are 0."""
     requests = cu_num_logits.shape[0] - 1
     emitted = drawn.new_empty(requests, width)
     num_sampled = torch.empty(requests, dtype=torch.int32, device=drawn.device)
