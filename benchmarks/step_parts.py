@@ -10,9 +10,9 @@ TREES, VLLM_DRAFTS, GRIFFIN, MOA, GROWS = (
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
-_TREES = "vllm_specext.engine.trees:TreeStates"
-_GROWTH = "vllm_specext.engine.tree_growth"
-_GRIFFIN = "vllm_specext.engine.tree_speculator"
+_TREES = "vllm_specext.engine.verification"
+_GROWTH = "vllm_specext.engine.drafting.growth"
+_GRIFFIN = "vllm_specext.engine.drafting.tree_speculator"
 _MOA, _MOA_MODEL = "vllm_specext.methods.moa.speculator", "vllm_specext.methods.moa.serving"
 _VLLMS_SPECULATOR = "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator"
 _EXPANSION = "vllm_specext.tree.expansion:Expansion"
@@ -22,22 +22,22 @@ FUNCTIONS = (
     Watched("scheduler", f"{_SCHEDULER}.update_from_output"),
     Watched("inputs", f"{_RUNNER}.prepare_inputs"),
     Watched("inputs", f"{_RUNNER}.prepare_attn"),
-    Watched("tree layout", f"{_TREES}.begin", TREES),
-    Watched("tree layout", f"{_TREES}.attach", TREES),
+    Watched("tree layout", f"{_TREES}.tree_states:TreeStates.lay_out", TREES),
+    Watched("tree layout", f"{_TREES}.tree_steps:TreeSteps.begin", TREES),
     Watched("target", f"{_RUNNER}.execute_model"),
     # The target's; a drafter's own is part of its passes.
     Watched("tree attention", "vllm_specext.engine.attention:tree_attention", TREES, within="target"),
     Watched("sampling and walk", f"{_RUNNER}.sample"),
-    Watched("KV compaction", f"{_TREES}.accept", TREES),
+    Watched("KV compaction", f"{_TREES}.tree_steps:TreeSteps.accept", TREES),
     Watched("first pass", f"{_VLLMS_SPECULATOR}.propose", VLLM_DRAFTS),
     Watched("first pass", f"{_GRIFFIN}:TreeSpeculator._read_paths", GRIFFIN | TREES),
-    Watched("levels", f"{_GROWTH}:TreeGrower.grow", GRIFFIN | TREES),
-    Watched("gather", f"{_MOA}:gather", MOA),
+    Watched("levels", f"{_GROWTH}:TreeGrower.__call__", GRIFFIN | TREES),
+    Watched("gather", "vllm_specext.methods.moa.target_cache:gather", MOA),
     Watched("LSA, keys and values", f"{_MOA_MODEL}:MoAForCausalLM.keys_values", MOA),
-    Watched("keeping them", f"{_MOA}:MoASpeculator._keep", MOA),
+    Watched("keeping them", f"{_MOA}:MoASpeculator._write_kv", MOA),
     Watched("self-attention", f"{_MOA_MODEL}:CachedLayer.forward", MOA, given=(("writes", True),)),
     Watched("cross-attention", f"{_MOA_MODEL}:CachedLayer.forward", MOA, given=(("writes", False),)),
-    Watched("growth, rest", f"{_GROWTH}:TreeGrower.grow", MOA),
+    Watched("growth, rest", f"{_GROWTH}:TreeGrower.__call__", MOA),
     Watched("head", "vllm_specext.methods.griffin.serving:GriffinForCausalLM.compute_logits", GRIFFIN),
     Watched("head", f"{_MOA_MODEL}:MoAForCausalLM.compute_logits", MOA),
     Watched("head", f"{_GRIFFIN}:best_tokens", GRIFFIN | TREES),
@@ -46,9 +46,9 @@ FUNCTIONS = (
     Watched("expansion", f"{_GROWTH}:expansion", GROWS),
     Watched("expansion", f"{_EXPANSION}.grow", GROWS),
     Watched("expansion", f"{_EXPANSION}.tree", GROWS),
-    Watched("expansion", f"{_TREES}.write", TREES),
-    Watched("drafter, other", f"{_GRIFFIN}:TreeSpeculator.propose", GRIFFIN),
-    Watched("drafter, other", f"{_MOA}:MoASpeculator.propose", MOA),
+    Watched("expansion", f"{_TREES}.tree_states:TreeStates.write", TREES),
+    Watched("drafter, other", f"{_GRIFFIN}:TreeSpeculator.draft", GRIFFIN),
+    Watched("drafter, other", f"{_MOA}:MoASpeculator.draft", MOA),
 )
 PARTS = tuple(dict.fromkeys(function.part for function in FUNCTIONS))
 

@@ -32,7 +32,7 @@ class Method:
     preparation: str
     """``module:function`` that checks the drafter against the target and returns the overrides of its configuration."""
     speculator: str
-    """``module:class`` of vLLM's ``DraftModelSpeculator``."""
+    """``module:class`` of a ``StepSpeculator``, or a function that makes one of vLLM's configuration and a device."""
     check: str | None = None
     """``module:function`` that looks at the finished configuration."""
     architecture: str | None = None
@@ -72,7 +72,7 @@ METHODS: dict[str, Method] = {
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.griffin.prepare:prepare",
-            speculator="vllm_specext.methods.griffin.speculator:GriffinSpeculator",
+            speculator="vllm_specext.methods.griffin.speculator:speculator",
             architecture="GriffinForCausalLM",
             serving_model="vllm_specext.methods.griffin.serving:GriffinForCausalLM",
         ),
@@ -89,7 +89,7 @@ METHODS: dict[str, Method] = {
             ),
             preparation="vllm_specext.methods.eagle.prepare:prepare",
             check="vllm_specext.methods.eagle.prepare:check",
-            speculator="vllm_specext.methods.eagle.speculator:Eagle3TreeSpeculator",
+            speculator="vllm_specext.methods.eagle.speculator:eagle3",
         ),
         Method(
             name="eagle-tree",
@@ -104,7 +104,7 @@ METHODS: dict[str, Method] = {
             ),
             preparation="vllm_specext.methods.eagle.prepare:prepare",
             check="vllm_specext.methods.eagle.prepare:check",
-            speculator="vllm_specext.engine.tree_speculator:TreeSpeculator",
+            speculator="vllm_specext.methods.eagle.speculator:eagle",
         ),
         Method(
             name="moa",

@@ -64,7 +64,7 @@ def first_children(parents: list[int]) -> list[int]:
 
 def accept(rate: float) -> None:
     """Make our verifiers accept synthetically, in this process, from now on."""
-    from vllm_specext.engine.verification import TargetOnlyVerifier, TreeVerifier
+    from vllm_specext.engine.verification.sampler import TargetOnlyVerifier, TreeVerifier
 
     _replace_probabilities()
     acceptance = Acceptance(rate)
@@ -86,7 +86,7 @@ def accept(rate: float) -> None:
 
 def _replace_probabilities() -> None:
     """In every module of ours that calls ``best_tokens``, before a graph is captured."""
-    import vllm_specext.engine.tree_speculator  # noqa: F401
+    import vllm_specext.engine.drafting.tree_speculator  # noqa: F401
     from vllm_specext.tree.expansion import best_tokens
 
     def known(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

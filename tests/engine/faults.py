@@ -23,7 +23,7 @@ def accept_every_draft() -> None:
     """Verification believes the drafter."""
     import torch
 
-    import vllm_specext.engine.verification as verification
+    import vllm_specext.engine.verification.sampler as verification
 
     stock = verification.accept_chain
 
@@ -39,41 +39,41 @@ def accept_every_draft() -> None:
 
 def skip_compaction() -> None:
     """Keys and values of an accepted path stay where its nodes were."""
-    import vllm_specext.engine.trees as trees
+    import vllm_specext.engine.verification.compaction as compaction
 
-    trees.compact = lambda caches, source, destination: None
+    compaction.compact = lambda caches, source, destination: None
 
 
-def _after_begin(fault: Any) -> None:
-    from vllm_specext.engine.trees import TreeStates
+def _after_layout(fault: Any) -> None:
+    from vllm_specext.engine.verification.tree_states import TreeStates
 
-    stock = TreeStates.begin
+    stock = TreeStates.lay_out
 
-    def begin(self: Any, batch: Any, prefill_lens: Any) -> None:
-        stock(self, batch, prefill_lens)
-        if self.step is not None:
-            fault(self, batch)
+    def lay_out(self: Any, batch: Any, prefill_lens: Any) -> Any:
+        layout = stock(self, batch, prefill_lens)
+        if layout is not None:
+            fault(layout, batch)
+        return layout
 
-    TreeStates.begin = begin  # type: ignore[method-assign]
+    TreeStates.lay_out = lay_out  # type: ignore[method-assign]
 
 
 def flip_an_ancestor_bit() -> None:
     """Every node but the first two is wrong about the first drafted one."""
 
-    def fault(trees: Any, batch: Any) -> None:
-        trees._visible[:, 2:, 0] ^= 1 << 1
+    def fault(layout: Any, batch: Any) -> None:
+        layout.visible[:, 2:, 0] ^= 1 << 1
 
-    _after_begin(fault)
+    _after_layout(fault)
 
 
 def add_a_level_to_every_depth() -> None:
     """The target turns the queries and keys of drafted nodes by one position too many."""
 
-    def fault(trees: Any, batch: Any) -> None:
-        rows = trees.step.rows
-        batch.positions[:rows] += (batch.expanded_local_pos[:rows] > 0).long()
+    def fault(layout: Any, batch: Any) -> None:
+        batch.positions[: layout.rows] += (batch.expanded_local_pos[: layout.rows] > 0).long()
 
-    _after_begin(fault)
+    _after_layout(fault)
 
 
 def hang_padding_off_the_root() -> None:
@@ -91,14 +91,16 @@ def hang_padding_off_the_root() -> None:
 
 def write_drafted_keys_a_slot_early() -> None:
     """Where the target's last layers run over drafted tokens, the first of them overwrites a verified token's keys."""
-    from vllm_specext.methods.moa.speculator import MoASpeculator
+    from dataclasses import replace
 
-    stock = MoASpeculator.run_rows
+    from vllm_specext.engine.drafting.node_passes import NodePasses
 
-    def run_rows(self: Any, *, slots: Any, **rows: Any) -> Any:
-        return stock(self, slots=slots - 1, **rows)
+    stock = NodePasses.__call__
 
-    MoASpeculator.run_rows = run_rows  # type: ignore[method-assign]
+    def run(self: Any, nodes: Any, *args: Any) -> Any:
+        return stock(self, replace(nodes, slots=nodes.slots - 1), *args)
+
+    NodePasses.__call__ = run  # type: ignore[method-assign]
 
 
 def _before_rejection(fault: Any) -> None:
@@ -144,49 +146,54 @@ def go_on_after_what_was_cut_off() -> None:
 
 def draft_another_token_on_the_last_rank() -> None:
     """Ranks part ways: the last one verifies another tree than the others."""
+    from dataclasses import replace
+
     from vllm.distributed.parallel_state import get_tp_group
 
-    from vllm_specext.engine.tree_growth import TreeGrower
+    import vllm_specext.engine.drafting.tree_speculator as speculators
 
-    stock = TreeGrower.keep_trees
+    stock = speculators.hand_over
 
-    def keep_trees(self: Any, batch: Any, grown: Any) -> Any:
-        tokens = stock(self, batch, grown)
-        return tokens ^ 1 if get_tp_group().is_last_rank else tokens
+    def hand_over(*args: Any) -> Any:
+        draft = stock(*args)
+        return replace(draft, tokens=draft.tokens ^ 1) if get_tp_group().is_last_rank else draft
 
-    TreeGrower.keep_trees = keep_trees  # type: ignore[method-assign]
+    speculators.hand_over = hand_over  # type: ignore[attr-defined]
 
 
 def shrink_drafters_cache() -> None:
     """To what one request of full length needs."""
-    import vllm_specext.engine.own_cache as own_cache
+    import vllm_specext.engine.standalone.cache as cache
 
-    own_cache.SHARE = 0
+    cache.SHARE = 0
 
 
 def read_features_in_the_steps_order() -> None:
     """The drafter reads the first rows of a verified tree in place of those of the accepted path."""
-    from vllm_specext.methods.eagle.speculator import Eagle3TreeSpeculator
+    from vllm_specext.methods.eagle.speculator import Eagle3Drafter
 
-    stock = Eagle3TreeSpeculator.features
+    stock = Eagle3Drafter.features
 
-    def features(self: Any, last_hidden_states: Any, aux_hidden_states: Any, rows: Any) -> Any:
-        made = stock(self, last_hidden_states, aux_hidden_states, None)
+    def features(self: Any, model: Any, step: Any, rows: Any) -> Any:
+        made = stock(self, model, step, None)
         return made if rows is None else made[: len(rows)]
 
-    Eagle3TreeSpeculator.features = features  # type: ignore[method-assign]
+    Eagle3Drafter.features = features  # type: ignore[method-assign]
 
 
 def read_states_of_the_step_before() -> None:
     """The drafter reads hidden states that the target left a step ago, where that step had as many rows."""
-    from vllm_specext.methods.eagle.speculator import Eagle3TreeSpeculator
+    from dataclasses import replace
 
-    stock = Eagle3TreeSpeculator.features
+    from vllm_specext.methods.eagle.speculator import Eagle3Drafter
 
-    def features(self: Any, last_hidden_states: Any, aux_hidden_states: Any, rows: Any) -> Any:
-        before = getattr(self, "states_before", aux_hidden_states)
-        self.states_before = aux_hidden_states
-        fits = before[0].shape == aux_hidden_states[0].shape
-        return stock(self, last_hidden_states, before if fits else aux_hidden_states, rows)
+    stock = Eagle3Drafter.features
 
-    Eagle3TreeSpeculator.features = features  # type: ignore[method-assign]
+    def features(self: Any, model: Any, step: Any, rows: Any) -> Any:
+        states = step.aux_hidden_states
+        before = getattr(self, "states_before", states)
+        self.states_before = states
+        fits = before[0].shape == states[0].shape
+        return stock(self, model, replace(step, aux_hidden_states=before if fits else states), rows)
+
+    Eagle3Drafter.features = features  # type: ignore[method-assign]

@@ -5,7 +5,7 @@ its results there. What a device could not capture is refused: asking for a valu
 not recorded, but their batches are padded as graphs are, and their results gone with the next step as theirs are.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import wraps
@@ -76,55 +76,57 @@ def install(sizes: list[int], replays: list[Any]) -> None:
     from vllm.config.compilation import CUDAGraphMode
     from vllm.model_executor.layers.attention import Attention
     from vllm.platforms import current_platform
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-    import vllm_specext.engine.growth_graphs as growth
-    import vllm_specext.engine.pass_graphs as passes
-    from vllm_specext.engine.tree_speculator import TreeSpeculator
-    from vllm_specext.methods.foreign_vocab.speculator import ForeignSpeculator
-    from vllm_specext.methods.moa.speculator import MoASpeculator
-    from vllm_specext.methods.swift.speculator import SwiftSpeculator
+    import vllm_specext.engine.drafting.graphs as graphs
+    from vllm_specext.engine.drafting.speculator import StepSpeculator
 
     # Inside of an operation nothing is recorded, and attention is one that asks Python for its metadata.
     Attention.use_direct_call = property(lambda self: True, lambda self, value: None)  # type: ignore[assignment]
     torch.cuda.CUDAGraph, torch.cuda.graph = RecordedGraph, recorded  # type: ignore[misc, assignment]
     type(current_platform).get_global_graph_pool = lambda self: None  # type: ignore[method-assign]
-    for module in (stock, passes):
+    for module in (stock, graphs):
         module.graph_capture = lambda device: nullcontext()  # type: ignore[attr-defined, assignment]
         module.capture_pool = lambda pool, config: nullcontext()  # type: ignore[attr-defined, assignment]
         module.current_stream = lambda: None  # type: ignore[attr-defined, assignment]
 
-    for manager in (growth.GrowthGraphs, passes.PassGraphs):
-        _always_on(manager, sizes, CUDAGraphMode.FULL)
-    _note(growth.GrowthGraphs, "run_fullgraph", lambda size: replays.append(size.num_tokens))
-    _note(
-        passes.PassGraphs,
-        "replay",
-        lambda key: replays.append([key[0], key[1].rows] if isinstance(key, tuple) else key),
-    )
-    for speculator in (TreeSpeculator, MoASpeculator, SwiftSpeculator, ForeignSpeculator):
-        _capture_first(speculator)
+    _always_on(graphs.DraftGraphs, CUDAGraphMode.FULL)
+    _size_as(DraftModelSpeculator, sizes)
+    _note(graphs.DraftGraphs, replays)
+    _capture_first(StepSpeculator)
     _leave_in_buffers(runners.GPUModelRunner)
     _pad_batches(runners)
 
 
-def _always_on(manager: Any, sizes: list[int], mode: Any) -> None:
+def _always_on(manager: Any, mode: Any) -> None:
     stock = manager.__init__
 
     def create(self: Any, vllm_config: Any, device: Any, given: Any, *args: Any) -> None:
-        vllm_config.compilation_config.cudagraph_capture_sizes = sizes
         stock(self, vllm_config, device, mode, *args)
 
     manager.__init__ = create
 
 
-def _note(manager: Any, name: str, note: Callable[[Any], None]) -> None:
-    stock = getattr(manager, name)
+def _note(manager: Any, replays: list[Any]) -> None:
+    """Numbers of requests; with those of rows for passes over nodes, and the kind's name where there is no request."""
+    stock = manager.replay
 
-    def noted(self: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
-        note(key)
-        return stock(self, key, *args, **kwargs)
+    def replay(self: Any, size: int, kind: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = getattr(kind, "rows", None)
+        replays.append(kind if kind == "window" else size if rows is None else [size, rows])
+        return stock(self, size, kind, *args, **kwargs)
 
-    setattr(manager, name, noted)
+    manager.replay = replay
+
+
+def _size_as(speculator: Any, sizes: list[int]) -> None:
+    stock = speculator.__init__
+
+    def create(self: Any, vllm_config: Any, *args: Any) -> None:
+        vllm_config.compilation_config.cudagraph_capture_sizes = sizes
+        stock(self, vllm_config, *args)
+
+    speculator.__init__ = create
 
 
 def _capture_first(speculator: Any) -> None:

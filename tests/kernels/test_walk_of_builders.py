@@ -10,7 +10,7 @@ from test_tree_walk import Walk, walks  # noqa: F401 - a fixture
 from torch import Tensor
 from tree_builders import BUILDERS, SHAPE, VOCABULARY, Draft, states
 
-from vllm_specext.engine.trees import TreeStates
+from vllm_specext.engine.verification.tree_states import TreeStates
 
 REQUESTS = 100
 TREES = 10_000

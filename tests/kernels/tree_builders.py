@@ -12,11 +12,11 @@ import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
 from torch import Tensor
 
+from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
 from vllm_specext.engine.requests import Drafting
-from vllm_specext.engine.tree_growth import Grown, TreeGrower
-from vllm_specext.engine.trees import TreeStates
+from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.methods.swift.candidates import draft_tree
-from vllm_specext.methods.swift.speculator import SwiftSpeculator
+from vllm_specext.methods.swift.speculator import of_chain
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.expansion import Expansion
 
@@ -48,13 +48,21 @@ def best(random: torch.Generator, *shape: int) -> tuple[Tensor, Tensor]:
 
 
 def batch_of(trees: TreeStates) -> Any:
-    everyone = np.arange(len(trees.kinds))
+    everyone = np.arange(len(trees.is_chain))
     return SimpleNamespace(idx_mapping=torch.from_numpy(everyone), idx_mapping_np=everyone, num_reqs=len(everyone))
 
 
-def bare(cls: type, **attributes: Any) -> Any:
-    made = cls.__new__(cls)
-    vars(made).update({"device": torch.device("cpu")} | attributes)
+def kept(draft: TreeDraft, trees: TreeStates, drafting: np.ndarray) -> TreeDraft:
+    """Hand the draft over to the steps of a model state whose requests may be drafted this."""
+    model_state = SimpleNamespace(drafting=drafting, steps=SimpleNamespace(trees=trees))
+    return hand_over(draft, batch_of(trees), model_state)
+
+
+def drafting(trees: TreeStates, *, chains: bool) -> np.ndarray:
+    """Trees for all requests, or chains for every second one."""
+    made = np.full(len(trees.is_chain), Drafting.TREE)
+    if chains:
+        made[::2] = Drafting.CHAIN
     return made
 
 
@@ -65,45 +73,39 @@ def expanded(random: torch.Generator, requests: int, levels: int) -> Expansion:
     return growing
 
 
-def grown(trees: TreeStates, random: torch.Generator, nodes: int) -> Draft:
-    """GRIFFIN and MoA, trees for all."""
-    trees.kinds[:] = Drafting.TREE
-    growing = expanded(random, len(trees.kinds), SHAPE.levels)
-    tokens = bare(TreeGrower, trees=trees).keep_trees(batch_of(trees), Grown(growing, *growing.tree(nodes)))
-    return Draft(tokens, [nodes] * len(trees.kinds))
+def grown(trees: TreeStates, random: torch.Generator, nodes: int, *, chains: bool = False) -> Draft:
+    """GRIFFIN, EAGLE and MoA, trees for all."""
+    allowed = drafting(trees, chains=chains)
+    growing = expanded(random, len(allowed), SHAPE.levels)
+    length = min(nodes, SHAPE.levels)
+    draft = TreeDraft(*growing.tree(nodes), growing.chain, length)
+    own = [length if kind == Drafting.CHAIN else nodes for kind in allowed]
+    return Draft(kept(draft, trees, allowed).tokens, own)
 
 
 def grown_for_some(trees: TreeStates, random: torch.Generator, nodes: int) -> Draft:
-    """GRIFFIN and MoA, chains for every second request."""
-    trees.kinds[:] = Drafting.TREE
-    trees.kinds[::2] = Drafting.CHAIN
-    growing = expanded(random, len(trees.kinds), SHAPE.levels)
-    tokens = bare(TreeGrower, trees=trees).keep_trees(batch_of(trees), Grown(growing, *growing.tree(nodes)))
-    own = [min(nodes, SHAPE.levels) if kind == Drafting.CHAIN else nodes for kind in trees.kinds]
-    return Draft(tokens, own)
+    """The same, chains for every second request."""
+    return grown(trees, random, nodes, chains=True)
 
 
 def chains(trees: TreeStates, random: torch.Generator, nodes: int) -> Draft:
-    """GRIFFIN and MoA, chains for all, padded to what the scheduler counts on."""
-    length = min(2, nodes)
-    tokens = torch.zeros(len(trees.kinds), nodes, dtype=torch.int64)
-    tokens[:, :length] = torch.randint(VOCABULARY, (len(trees.kinds), length), generator=random)
-    bare(TreeGrower, trees=trees).keep_chains(batch_of(trees), length, nodes)
-    return Draft(tokens, [length] * len(tokens))
+    """GRIFFIN, EAGLE and MoA, chains for all, padded to what the scheduler counts on."""
+    requests, length = len(trees.is_chain), min(2, nodes)
+    tokens = torch.zeros(requests, nodes, dtype=torch.int64)
+    tokens[:, :length] = torch.randint(VOCABULARY, (requests, length), generator=random)
+    hand_over_chains(length, nodes, batch_of(trees), trees)
+    return Draft(tokens, [length] * requests)
 
 
 def swift(trees: TreeStates, random: torch.Generator, nodes: int) -> Draft:
     """SWIFT, chains for every second request."""
-    trees.kinds[:] = Drafting.TREE
-    trees.kinds[::2] = Drafting.CHAIN
-    requests = len(trees.kinds)
+    requests = len(trees.is_chain)
     tokens, log_probs = best(random, requests, SHAPE.levels)
     sampled = torch.rand(requests, generator=random) < 0.5
     tree = draft_tree(tokens, log_probs, sampled=sampled, confidence=0.5, nodes=nodes, max_levels=trees.shape.levels)
-    drafted = tree.tokens.clone()
-    speculator = bare(SwiftSpeculator, trees=trees)
-    sizes = speculator._keep(batch_of(trees), drafted, nodes, tokens, tree.topology, tree.num_nodes)
-    return Draft(drafted, sizes[:, 0].tolist())
+    draft = kept(of_chain(tree, tokens, trees.shape.levels), trees, drafting(trees, chains=True))
+    assert draft.num_nodes is not None
+    return Draft(draft.tokens, draft.num_nodes.tolist())
 
 
 BUILDERS: dict[str, Build] = {

@@ -11,8 +11,9 @@ from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.config.compilation import CompilationMode
 
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches, drafted_sizes
-from vllm_specext.engine.model_state import with_our_verification
-from vllm_specext.engine.trees import TreeStates
+from vllm_specext.engine.verification.layout import TreeLayout
+from vllm_specext.engine.verification.model_state import with_our_verification
+from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.tree.budget import TreeShape
 
 SHAPE = TreeShape(nodes=59, levels=6, top_k=10)
@@ -63,28 +64,40 @@ def test_the_state_of_a_target_with_trees_lowers_the_mode() -> None:
     assert config.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE
 
 
-def step(rows: list[int], tokens: int, requests: int, chains: bool = False) -> tuple[TreeStates, Any]:
+def step(rows: list[int], tokens: int, requests: int, chains: bool = False) -> tuple[TreeLayout, Any]:
     """A step of requests with so many rows, in a graph of ``tokens`` and ``requests``."""
-    trees = TreeStates(SHAPE, 8, 512, torch.device("cpu"))
-    batch = SimpleNamespace(
-        num_scheduled_tokens=np.array(rows), num_tokens_after_padding=tokens, num_reqs_after_padding=requests
+    count = len(rows)
+    first = np.concatenate(([0], np.cumsum(rows)))
+    batch: Any = SimpleNamespace(
+        num_draft_tokens_per_req=np.array(rows) - 1,
+        num_scheduled_tokens=np.array(rows),
+        query_start_loc=torch.from_numpy(first).int(),
+        query_start_loc_np=first,
+        seq_lens=torch.tensor(rows, dtype=torch.int32),
+        seq_lens_cpu_upper_bound=torch.tensor(rows),
+        idx_mapping=torch.arange(count),
+        idx_mapping_np=np.arange(count),
+        positions=torch.zeros(first[-1], dtype=torch.int64),
+        num_tokens_after_padding=tokens,
+        num_reqs_after_padding=requests,
     )
-    trees.step = SimpleNamespace(batch=batch, requests=len(rows), chains=chains)  # type: ignore[assignment]
-    return trees, batch
+    trees = TreeStates(SHAPE, 8, 512, torch.device("cpu"))
+    trees.is_chain[:] = chains
+    layout = trees.lay_out(batch, torch.zeros(8, dtype=torch.int32))
+    assert layout is not None
+    return layout, batch
 
 
 @pytest.mark.parametrize(("tokens", "requests"), [(64, 64), (512, 256), (128, 1)])
 def test_a_graph_that_holds_no_equally_long_trees_is_not_replayed_on_them(tokens: int, requests: int) -> None:
-    trees, batch = step([60], tokens, requests)
+    layout, batch = step([60], tokens, requests)
     with pytest.raises(RuntimeError, match="for trees of 60 rows, which it was not captured with"):
-        trees.check_replay(batch)
+        layout.check_replay(batch)
 
 
 def test_graphs_of_equally_long_trees_and_of_chains_are_replayed() -> None:
-    for trees, batch in (step([60, 60], 120, 2), step([60], 240, 4), step([7, 7], 64, 64, chains=True)):
-        trees.check_replay(batch)
-    trees, _ = step([60], 64, 64)
-    trees.check_replay(SimpleNamespace())  # a batch without drafts, or a dummy one
+    for layout, batch in (step([60, 60], 120, 2), step([60], 240, 4), step([7, 7], 64, 64, chains=True)):
+        layout.check_replay(batch)
 
 
 @pytest.mark.parametrize(

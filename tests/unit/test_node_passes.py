@@ -1,26 +1,20 @@
-"""Passes over tree nodes: split where they are too wide, and padded for a graph without leaving anything behind."""
+"""Passes over tree nodes: split where they are too wide, and padded for a graph without leaving anything over."""
 
 from typing import Any
 
 import pytest
 import torch
+import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
 from torch import Tensor
 
-from vllm_specext.engine.node_passes import Kind, NodePasses, Nodes
+from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
+from vllm_specext.engine.standalone.captured_passes import CapturedPasses, PassKind, buffers, fill
 
 DEVICE = torch.device("cpu")
 BLOCKS, PAGE = 4, 16
 
 
-class Cache:
-    layer_names = ("layer",)
-    max_len = BLOCKS * PAGE
-
-    def block_table(self, requests: int) -> Tensor:
-        return torch.arange(requests * BLOCKS, dtype=torch.int32).view(requests, BLOCKS)
-
-    def pages_of(self, slots: Tensor, table: Tensor) -> Tensor:
-        return table.gather(1, slots // PAGE).long() * PAGE + slots % PAGE
+MAX_LEN = BLOCKS * PAGE
 
 
 class Drafter:
@@ -29,8 +23,8 @@ class Drafter:
     def __init__(self) -> None:
         self.widths: list[int] = []
 
-    def __call__(self, ids: Tensor, positions: Tensor, metadata: dict[str, Any], slots: dict[str, Tensor]) -> Tensor:
-        rows = metadata["layer"]
+    def __call__(self, nodes: Nodes, metadata: Any, slots: Any) -> Tensor:
+        rows, ids, positions = metadata["layer"], nodes.ids.flatten(), nodes.positions.flatten()
         assert rows.num_rows == len(ids) == len(positions) == len(slots["layer"])
         assert rows.query_start_loc.diff().unique().tolist() == [rows.max_query_len]
         self.widths.append(len(ids))
@@ -40,37 +34,46 @@ class Drafter:
         return torch.stack((ids, positions, slots["layer"], prefix_lens, first_page, seen), dim=1)
 
 
-def some_nodes(requests: int, kind: Kind) -> Nodes:
-    nodes = Nodes.of(requests, kind, DEVICE)
+def passes(drafter: Drafter, max_rows: int, requests: int) -> CapturedPasses:
+    table = torch.arange(requests * BLOCKS, dtype=torch.int32).view(requests, BLOCKS)
+    made = NodePasses(drafter, MAX_LEN)
+    made.groups = [CacheGroup(["layer"], PAGE, table)]
+    return CapturedPasses(made, max_rows)
+
+
+def some_nodes(requests: int, kind: PassKind) -> Nodes:
+    nodes = buffers(requests, kind, DEVICE)
     shape = nodes.ids.shape
     generator = torch.Generator().manual_seed(requests)
     return Nodes(
         ids=torch.randint(100, shape, generator=generator),
-        positions=torch.randint(Cache.max_len, shape, generator=generator),
-        slots=torch.randint(Cache.max_len, shape, generator=generator),
+        positions=torch.randint(MAX_LEN, shape, generator=generator),
+        slots=torch.randint(MAX_LEN, shape, generator=generator),
         written=torch.rand(shape, generator=generator) < 0.5,
-        prefix_lens=torch.randint(Cache.max_len, (requests,), generator=generator),
+        prefix_lens=torch.randint(MAX_LEN, (requests,), generator=generator),
         visible=torch.randint_like(nodes.visible, 2**kind.nodes, generator=generator),
     )
 
 
 @pytest.mark.parametrize(("most_rows", "widths"), [(28, [28]), (27, [24, 4]), (8, [8, 8, 8, 4]), (3, [4] * 7)])
 def test_a_pass_with_too_many_rows_is_split_between_requests(most_rows: int, widths: list[int]) -> None:
-    given = some_nodes(7, Kind(4, 8))
-    whole = NodePasses(Cache(), Drafter(), 1000)(given, 8, 50)  # type: ignore[arg-type]
+    given = some_nodes(7, PassKind(4, 8))
+    whole = passes(Drafter(), 1000, 7)(given, 8, 50)
     drafter = Drafter()
-    made = NodePasses(Cache(), drafter, most_rows)(given, 8, 50)  # type: ignore[arg-type]
+    made = passes(drafter, most_rows, 7)(given, 8, 50)
     assert drafter.widths == widths
     assert torch.equal(made, whole)
 
 
 def test_requests_that_a_graph_has_too_many_of_write_nothing() -> None:
-    kind = Kind(3, 3)
-    own = Nodes.of(8, kind, DEVICE)
-    own.take(some_nodes(8, kind), 8)
+    kind = PassKind(3, 3)
+    own = buffers(8, kind, DEVICE)
+    fill(own, some_nodes(8, kind), 8)
     given = some_nodes(3, kind)
-    own.take(given, 4)
+    fill(own, given, 4)
     for name, tensor in vars(given).items():
+        if name == "features":
+            continue
         assert torch.equal(getattr(own, name)[:3], tensor), name
     assert not own.written[3].any()
     assert own.prefix_lens[3] == 0

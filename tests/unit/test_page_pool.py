@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_specext.engine.page_pool import NULL_PAGE, PagePool
+from vllm_specext.engine.standalone.page_pool import NULL_PAGE, PagePool
 
 
 def test_a_request_gets_the_pages_that_it_lacks() -> None:

@@ -70,8 +70,8 @@ def test_the_sizes_of_captured_graphs_are_told() -> None:
     whole = [SimpleNamespace(num_reqs=2, num_tokens=8), SimpleNamespace(num_reqs=4, num_tokens=4)]
     in_pieces = [SimpleNamespace(num_reqs=None, num_tokens=512)]  # for any number of requests
     manager = SimpleNamespace(_capture_descs={"FULL": whole, "PIECEWISE": in_pieces})
-    assert graphs(SimpleNamespace(growth_graphs=manager, prefill_cudagraph_manager=None)) == "for 2, 4 requests"
-    assert graphs(SimpleNamespace(growth_graphs=None)) == "none"
+    assert graphs(SimpleNamespace(draft_graphs=manager, prefill_cudagraph_manager=None)) == "for 2, 4 requests"
+    assert graphs(SimpleNamespace(draft_graphs=None)) == "none"
 
 
 def test_other_ranks_say_nothing() -> None:

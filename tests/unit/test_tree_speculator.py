@@ -1,4 +1,4 @@
-"""What the tree speculator does without a model: sizes that do not fit, and graphs."""
+"""Which trees are drafted for what the scheduler asks for, and what of a speculator needs no model."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,18 +7,16 @@ import pytest
 import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
-from vllm_specext.engine.tree_speculator import TreeSpeculator
+from vllm_specext.engine.drafting.tree_sizes import TreeSizes
+from vllm_specext.engine.drafting.tree_speculator import TreeSpeculator
 from vllm_specext.tree.budget import TreeShape
 
 SCHEDULE = [[1, 4, 59], [5, 8, 6], [9, 16, 0]]
+MOST = [59] * 5 + [6] * 4 + [0] * 8
 
 
-def speculator(**attributes: Any) -> TreeSpeculator:
-    bare = TreeSpeculator.__new__(TreeSpeculator)
-    config = SimpleNamespace(num_speculative_tokens_per_batch_size=SCHEDULE, schedule=SCHEDULE)
-    most = [59] * 5 + [6] * 4 + [0] * 8
-    vars(bare).update({"shape": TreeShape(59, 6, 10), "speculative_config": config, "most_drafted": most} | attributes)
-    return bare
+def sizes(max_rows: int, **given: Any) -> TreeSizes:
+    return TreeSizes(TreeShape(59, 6, 10), MOST, max_rows, **given)
 
 
 def test_decoding_graphs_are_captured_for_the_sizes_that_are_chains(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,16 +27,19 @@ def test_decoding_graphs_are_captured_for_the_sizes_that_are_chains(monkeypatch:
         raise MemoryError
 
     monkeypatch.setattr(EagleSpeculator, "capture", capture)
+    config = SimpleNamespace(num_speculative_tokens_per_batch_size=SCHEDULE)
+    bare = TreeSpeculator.__new__(TreeSpeculator)
+    vars(bare).update({"sizes": sizes(8192), "speculative_config": config})
     with pytest.raises(MemoryError):
-        (bare := speculator()).capture()
+        bare.capture()
     assert seen == [[[1, 4, 0], [5, 8, 6], [9, 16, 0]]]
-    assert bare.speculative_config.num_speculative_tokens_per_batch_size is SCHEDULE
+    assert config.num_speculative_tokens_per_batch_size is SCHEDULE
 
 
 def test_a_level_that_does_not_fit_the_drafters_buffers_is_given_up_for_a_chain() -> None:
-    assert speculator(max_num_tokens=40).shape_for(59, requests=4) == TreeShape(59, 6, 10)
-    assert speculator(max_num_tokens=39).shape_for(59, requests=4) == TreeShape(6, 6, 1)
-    assert speculator(max_num_tokens=4).shape_for(3, requests=8) == TreeShape(3, 3, 1)
+    assert sizes(40).shape_for(59, requests=4) == TreeShape(59, 6, 10)
+    assert sizes(39).shape_for(59, requests=4) == TreeShape(6, 6, 1)
+    assert sizes(4).shape_for(3, requests=8) == TreeShape(3, 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -46,19 +47,15 @@ def test_a_level_that_does_not_fit_the_drafters_buffers_is_given_up_for_a_chain(
 )
 def test_nothing_larger_is_grown_than_the_schedule_has_for_so_many_requests(requests: int, shape: TreeShape) -> None:
     """As vLLM's warm-up asks, whatever the schedule."""
-    assert speculator(max_num_tokens=8192).shape_for(59, requests) == shape
+    assert sizes(8192).shape_for(59, requests) == shape
+
+
+def test_a_chain_is_grown_where_nothing_else_drafts_it() -> None:
+    assert sizes(8192).grown(59, requests=5) is None
+    assert sizes(8192, grows_chains=True).grown(59, requests=5) == TreeShape(6, 6, 1)
+    assert sizes(8192, grows_chains=True).grown(59, requests=9) is None
 
 
 def test_the_memory_that_is_measured_is_that_of_the_schedules_trees() -> None:
-    """With nothing written, whatever the buffers hold."""
-    done: list[Any] = []
-
-    def grow(requests: int, shape: TreeShape, *, reads_paths: bool, longest: int) -> None:
-        done.append((requests, shape))
-
-    own: dict[str, Any] = {"_grow": grow, "stop_writing": lambda first, end: done.append((first, end))}
-    speculator(max_num_tokens=80, max_num_reqs=3, max_model_len=512, **own).rehearse()
-    assert done == [(0, 3), (3, TreeShape(59, 6, 10))]
-    done.clear()
-    speculator(max_num_tokens=79, max_num_reqs=8, max_model_len=512, **own).rehearse()
-    assert done == [(0, 4), (4, TreeShape(59, 6, 10))]
+    assert list(sizes(80).of_schedule(SCHEDULE, most=3)) == [(3, TreeShape(59, 6, 10))]
+    assert list(sizes(79).of_schedule(SCHEDULE, most=8)) == [(4, TreeShape(59, 6, 10))]

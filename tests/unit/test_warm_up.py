@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vllm_specext.engine import warm_up
 from vllm_specext.engine.graph_sizes import most_drafted
-from vllm_specext.engine.trees import TreeStates
+from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.tree.budget import TreeShape
 
@@ -141,7 +141,7 @@ def test_what_drafts_chains_is_compiled_where_the_schedule_has_them(
     stock = inspect.signature(warm_up.prepare_decode_inputs)
     monkeypatch.setattr(warm_up, "prepare_decode_inputs", lambda *a, **k: launched.append(stock.bind(*a, **k)))
     speculator: Any = SimpleNamespace(
-        shape=SHAPE,
+        sizes=SimpleNamespace(largest=SHAPE),
         device=torch.device("cpu"),
         draft_tokens=torch.zeros(16, 59, dtype=torch.int64),
         input_buffers=SimpleNamespace(seq_lens=torch.zeros(16, dtype=torch.int32)),
@@ -155,5 +155,5 @@ def test_what_drafts_chains_is_compiled_where_the_schedule_has_them(
 
 
 def test_a_cpu_and_chains_have_nothing_to_compile() -> None:
-    for trees, device in ((object(), "cpu"), (None, "cuda")):
-        warm_up.warm_up(SimpleNamespace(model_state=SimpleNamespace(trees=trees), device=torch.device(device)))
+    for steps, device in ((object(), "cpu"), (None, "cuda")):
+        warm_up.warm_up(SimpleNamespace(model_state=SimpleNamespace(steps=steps), device=torch.device(device)))

@@ -57,6 +57,13 @@ def drafted_sizes(vllm_config: VllmConfig) -> dict[int, list[int]]:
     return {number: sorted(set(schedule[smaller + 1 : number + 1])) for smaller, number in pairwise([0, *numbers])}
 
 
+def few_sizes(vllm_config: VllmConfig) -> list[int]:
+    """Powers of two among those numbers of requests that the schedule drafts for, and the largest of them: a draft pass
+    of few requests takes as long as its weights do to read, and is captured in many pieces or kinds."""
+    drafted = {number for number, tokens in drafted_sizes(vllm_config).items() if any(tokens)}
+    return sorted(number for number in drafted if number & (number - 1) == 0 or number == max(drafted))
+
+
 def most_drafted(vllm_config: VllmConfig) -> list[int]:
     """Return, for each number of requests from 0 to ``max_num_seqs``, the most tokens that the schedule drafts for one
     of them while at least so many run. A step that verifies has no more for each."""

@@ -37,9 +37,6 @@ RELIED_ON: dict[str, str] = {
     f"{_RUNNER}.model_states.interface:ModelState.custom_sampler": "self sampler",
     f"{_RUNNER}.model_states.interface:ModelState.add_request": "self req_index new_req_data",
     f"{_RUNNER}.model_states.interface:ModelState.initialize_kv_cache": "self kv_cache_config block_tables",
-    f"{_RUNNER}.model_states.interface:ModelState.preprocess_state": (
-        "self input_batch block_tables kv_cache_config num_computed_tokens"
-    ),
     f"{_RUNNER}.model_states.interface:ModelState.prepare_attn": (
         "self input_batch cudagraph_mode block_tables slot_mappings attn_groups kv_cache_config for_capture ubatch_idx"
     ),

@@ -80,7 +80,7 @@ def _wrap_choice_of_model_state() -> None:
 def _resolve_model_state_cls(original: Callable) -> Callable:
     def resolve_model_state_cls(vllm_config: Any, model: Any) -> Any:
         from vllm_specext.engine.config import is_ours
-        from vllm_specext.engine.model_state import with_our_verification
+        from vllm_specext.engine.verification.model_state import with_our_verification
 
         base = original(vllm_config, model)
         config = vllm_config.speculative_config

@@ -14,20 +14,20 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import gather_draft_sample
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import prepare_decode_inputs
 
 from vllm_specext.engine.attention import pages
+from vllm_specext.engine.drafting.tree_speculator import TreeSpeculator
 from vllm_specext.engine.graph_sizes import most_drafted
-from vllm_specext.engine.tree_speculator import TreeSpeculator
-from vllm_specext.engine.trees import TreeStates
+from vllm_specext.engine.verification.compaction import caches_of
+from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.kernels.kv_compaction import compact
-from vllm_specext.kernels.pointers import Caches
 from vllm_specext.kernels.tree_attention import TreeRows, variant
 
 
 def warm_up(runner: Any) -> None:
     """Compile what vLLM's model ``runner`` needs once its caches are laid out: nothing on a CPU or without trees."""
-    trees = getattr(runner.model_state, "trees", None)
-    if trees is None or runner.device.type != "cuda":
+    steps = getattr(runner.model_state, "steps", None)
+    if steps is None or runner.device.type != "cuda":
         return
-    groups = runner.model_state.target_layers_by_group
+    trees, groups = steps.trees, steps.layers
     tables = [runner.block_tables.input_block_tables[group] for group in range(len(groups))]
     with torch.inference_mode():
         compile_rows(runner.input_buffers, runner.req_states.prefill_len.gpu)
@@ -50,7 +50,7 @@ def compile_compaction(trees: TreeStates, groups: Sequence[Sequence[Any]]) -> No
     """Move nothing in any group of the target's layers."""
     nowhere = torch.zeros(1, trees.shape.levels + 1, dtype=torch.int64, device=trees.device)
     for layers in filter(None, groups):
-        compact(Caches(view for layer in layers for view in pages(layer.kv_cache)), nowhere, nowhere)
+        compact(caches_of(layers), nowhere, nowhere)
 
 
 def compile_attention(
@@ -76,8 +76,8 @@ def compile_attention(
 
 def compile_chains(speculator: TreeSpeculator, schedule: Sequence[Sequence[int]]) -> None:
     """Prepare the second token of a chain, in a request slot that nobody has yet, where the ``schedule`` has chains."""
-    shape = speculator.shape
-    if shape is not None and any(1 < nodes <= shape.levels for _, _, nodes in schedule):
+    levels = speculator.sizes.largest.levels
+    if any(1 < nodes <= levels for _, _, nodes in schedule):
         buffers, none = speculator.input_buffers, torch.zeros(1, dtype=torch.int32, device=speculator.device)
         prepare_decode_inputs(
             speculator.draft_tokens[:1, 0],

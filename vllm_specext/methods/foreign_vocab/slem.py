@@ -28,7 +28,7 @@ class SlemSpeculator(ForeignSpeculator):
         """The number of the drafter's tokens that are as long as ``nodes`` of the target's, on average."""
         return min(MAX_STEPS, ceil(nodes * self.pairing.draft_tokens_per_target_token))
 
-    def draft(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:
+    def draft_for(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:
         tokens, counts = self._chain(active, self.room(nodes))
         converted = self.in_threads(
             lambda text, ids: text.bridge.convert(ids),

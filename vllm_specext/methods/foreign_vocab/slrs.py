@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vllm_specext.engine.node_passes import Kind, Nodes
+from vllm_specext.engine.drafting.node_passes import Nodes
+from vllm_specext.engine.standalone.captured_passes import PassKind
 from vllm_specext.methods.foreign_vocab.distributions.string_distribution import StringDistribution
 from vllm_specext.methods.foreign_vocab.sampling import SamplingSpeculator
 from vllm_specext.methods.foreign_vocab.texts import Active
@@ -49,14 +50,14 @@ class SlrsSpeculator(SamplingSpeculator):
         self.spelling_lengths = torch.tensor([len(ids) for ids in spelled], dtype=torch.int64, device=self.device)
         self.itself = torch.eye(WIDTH, dtype=torch.bool, device=self.device)
 
-    def captured_kinds(self) -> Collection[Kind]:
+    def captured_kinds(self) -> Collection[PassKind]:
         spelling = self.spellings.shape[1]
-        return {Kind(spelling, spelling), *(Kind(WIDTH, level * WIDTH) for level in range(1, LEVELS))}
+        return {PassKind(spelling, spelling), *(PassKind(WIDTH, level * WIDTH) for level in range(1, LEVELS))}
 
     def room(self, nodes: int) -> int:
         return (nodes - 1) * self.spellings.shape[1] + (LEVELS - 1) * WIDTH
 
-    def draft(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:
+    def draft_for(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:
         hidden, ends, longest = active.hidden, active.ends, int(active.ends_np.max())
         scale = temperature[active.slots][:, None]
         scale = torch.where(scale > 0, scale, 1)

@@ -20,12 +20,14 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from vllm_specext.engine.node_passes import SINGLE, Kind
-from vllm_specext.engine.own_drafter import SHORT, OwnDrafter
-from vllm_specext.engine.pass_graphs import PassGraphs
+from vllm_specext.engine.drafting.graphs import DraftGraphs
+from vllm_specext.engine.drafting.speculator import StepSpeculator
+from vllm_specext.engine.drafting.step import Drafts, Step
+from vllm_specext.engine.graph_sizes import few_sizes
 from vllm_specext.engine.requests import Drafting
+from vllm_specext.engine.standalone.captured_passes import SINGLE, PassKind
+from vllm_specext.engine.standalone.drafter import SHORT, StandaloneDrafter
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.foreign_vocab.pairing import read_pairing
 from vllm_specext.methods.foreign_vocab.texts import Active, Text
@@ -36,8 +38,8 @@ THREADS = 4
 """Threads that work on texts; tokenizers let go of the interpreter's lock while they work."""
 
 
-class ForeignSpeculator(DraftModelSpeculator):
-    """The common part of the methods with a foreign tokenizer; each brings its own ``draft`` and ``room``."""
+class ForeignSpeculator(StepSpeculator):
+    """The common part of the methods with a foreign tokenizer; each brings its own ``draft_for`` and ``room``."""
 
     tree_levels = 1
     """Depth of the trees that the drafter grows in its own cache; 1 where it grows none."""
@@ -48,13 +50,9 @@ class ForeignSpeculator(DraftModelSpeculator):
         self.target_vocab_size: int = vllm_config.model_config.get_vocab_size()
         self.pairing = read_pairing(vllm_config.model_config, self.draft_model_config)
         self.texts: dict[int, Text] = {}
-        self.pass_graphs: PassGraphs[Tensor] | None = None
+        self.draft_graphs: DraftGraphs | None = None
         self.can_be_captured = True
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="specext-text")
-        self.req_states: Any = None
-        """vLLM's state of all requests."""
-        self.draft_lengths: np.ndarray | None = None
-        """``[R]``: lengths of the last drafts."""
         self.make_buffers()
 
     def make_buffers(self) -> None:
@@ -67,17 +65,17 @@ class ForeignSpeculator(DraftModelSpeculator):
         """Number of KV slots after a text that drafting ``nodes`` tokens of the target may write."""
         raise NotImplementedError
 
-    def draft(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:
-        """Draft tokens of the target, ``[A, nodes]``, and say how many of them count, ``[A]``; ``temperature`` and
-        ``seeds`` are those of all request slots."""
+    def draft_for(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:
+        """Tokens of the target ``[A, nodes]`` and how many of them count, ``[A]``; ``temperature`` and ``seeds`` are
+        those of all slots."""
         raise NotImplementedError
 
-    def captured_kinds(self) -> Collection[Kind]:
-        """The passes over tree nodes that ``draft`` makes; a ``step`` is one too."""
+    def captured_kinds(self) -> Collection[PassKind]:
+        """The passes over tree nodes that ``draft_for`` makes; a ``step`` is one too."""
         return (SINGLE,)
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
-        self.drafter = OwnDrafter(self.vllm_config, self.device)
+        self.drafter = StandaloneDrafter(self.vllm_config, self.device)
         self.cache = self.drafter.cache
         try:
             self.drafter.grow_trees(self.tree_levels)
@@ -88,59 +86,40 @@ class ForeignSpeculator(DraftModelSpeculator):
         return self.drafter.model
 
     def set_attn(self, model_state: Any, kv_cache_config: Any, *args: Any) -> None:
-        self.cache.initialize(self.vllm_config.cache_config.kv_cache_layout)
+        self.drafter.initialize_cache(self.vllm_config.cache_config.kv_cache_layout)
         self.texts.clear()
-        self.kinds = model_state.kinds
+        self.model_state = model_state
         self.attn_groups: list[list[Any]] = []
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         mode = cudagraph_mode if self.can_be_captured else CUDAGraphMode.NONE
-        self.pass_graphs = PassGraphs(self.vllm_config, self.device, mode)
+        self.draft_graphs = DraftGraphs(self.vllm_config, self.device, mode, few_sizes(self.vllm_config))
 
     def capture(self) -> None:
-        """Capture all passes but those that read long texts."""
-        if self.pass_graphs is not None and self.pass_graphs.needs_capture():
-            reading = (Kind(width, width) for width in SHORT)
-            self.drafter.nodes.capture(self.pass_graphs, {*reading, *self.captured_kinds()})
+        """All passes but those that read long texts."""
+        if self.draft_graphs is not None and self.draft_graphs.needs_capture():
+            kinds = {*(PassKind(width, width) for width in SHORT), *self.captured_kinds()}
+            self.drafter.nodes.capture(self.draft_graphs, kinds, self.device, self.cache.max_len)
 
-    @torch.inference_mode()
-    def propose(
-        self,
-        input_batch: InputBatch,
-        attn_metadata: dict[str, Any],
-        slot_mappings: dict[str, Tensor],
-        last_hidden_states: Tensor,
-        aux_hidden_states: list[Tensor] | None,
-        num_sampled: Tensor,
-        num_rejected: Tensor,
-        last_sampled: Tensor,
-        next_prefill_tokens: Tensor,
-        temperature: Tensor,
-        seeds: Tensor,
-        *args: Any,
-        dummy_run: bool = False,
-        num_speculative_tokens: int | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        nodes = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
-        requests = input_batch.num_reqs
-        drafted = self.draft_tokens[:requests]
-        if dummy_run:
-            self.drafter.rehearse(min(input_batch.num_tokens, self.max_num_tokens))
-            return drafted
-        drafted.zero_()
-        self.forget(input_batch.idx_mapping)
-        self.draft_lengths = np.zeros(requests, dtype=np.int64)
-        active = self._read(input_batch, num_sampled, num_rejected, nodes) if nodes else None
+    def draft(self, step: Step) -> Drafts:
+        requests = step.requests
+        if step.dummy:
+            self.drafter.rehearse(min(step.batch.num_tokens, self.max_num_tokens))
+            return Drafts(self.draft_tokens[:requests])
+        drafted = torch.zeros(requests, step.length, dtype=torch.int64, device=self.device)
+        lengths = np.zeros(requests, dtype=np.int64)
+        self.forget(step.batch.idx_mapping)
+        active = self._read(step) if step.length else None
         if active is not None:
-            tokens, lengths = self.draft(active, nodes, temperature, seeds)
-            drafted[async_tensor_h2d(active.places, device=self.device), :nodes] = tokens
-            self.draft_lengths[active.places] = lengths
-        return drafted
+            tokens, counts = self.draft_for(active, step.length, step.temperature, step.seeds)
+            drafted[async_tensor_h2d(active.places, device=self.device)] = tokens
+            lengths[active.places] = counts
+        return Drafts(drafted, lengths)
 
-    def _read(self, batch: InputBatch, num_sampled: Tensor, num_rejected: Tensor, nodes: int) -> Active | None:
-        """Have the drafter read what is new; returns the requests whose texts it has read to their end, if any."""
-        due = self._due(batch, self._follow(batch, num_sampled, num_rejected), self.room(nodes))
+    def _read(self, step: Step) -> Active | None:
+        """Have the drafter read what is new; the requests whose texts it has read to their end, if any."""
+        batch = step.batch
+        due = self._due(batch, self._follow(step), self.room(step.length))
         if not due:
             return None
         texts = [text for _, text, _ in due]
@@ -183,16 +162,16 @@ class ForeignSpeculator(DraftModelSpeculator):
                 left -= due[-1][2]
         return due
 
-    def _follow(self, batch: InputBatch, num_sampled: Tensor, num_rejected: Tensor) -> list[int]:
-        """Take what the texts have grown by; returns the places of the requests that have sampled a token in this step
-        and want drafts."""
-        requests, ids = batch.num_reqs, self.req_states.all_token_ids.gpu
+    def _follow(self, step: Step) -> list[int]:
+        """Take what the texts have grown by; the places of the requests that have sampled a token in this step and want
+        drafts."""
+        batch, ids = step.batch, self.req_states.all_token_ids.gpu
         width = self.num_speculative_steps + 1
-        lengths = batch.seq_lens[:requests] - num_rejected[:requests] + 1
+        lengths = step.lengths() + 1
         where = (lengths[:, None] - width + torch.arange(width, device=self.device)).clamp(min=0)
         newest = ids[batch.idx_mapping[:, None], where.clamp(max=ids.shape[1] - 1)]
-        told = torch.cat((num_sampled[:requests, None], lengths[:, None], newest), dim=1).cpu().numpy()
-        drafts = self.kinds[batch.idx_mapping_np] != Drafting.OFF
+        told = torch.cat((step.num_sampled[: step.requests, None], lengths[:, None], newest), dim=1).cpu().numpy()
+        drafts = self.model_state.drafting[batch.idx_mapping_np] != Drafting.OFF
         places: list[int] = np.flatnonzero((told[:, 0] > 0) & drafts).tolist()
         grown = []
         for place in places:

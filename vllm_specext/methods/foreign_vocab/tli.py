@@ -52,7 +52,7 @@ class TliSpeculator(SamplingSpeculator):
     def room(self, nodes: int) -> int:
         return nodes
 
-    def draft(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:
+    def draft_for(self, active: Active, nodes: int, temperature: Tensor, seeds: Tensor) -> tuple[Tensor, np.ndarray]:
         hidden, found = active.hidden, []
         longest = int(active.ends_np.max())
         for step in range(nodes):

@@ -31,16 +31,14 @@ class Window:
         self._start.fill_(first)
 
     def rows(self) -> dict[str, Any]:
-        """What ``TreeGrower.run_rows`` takes, but who writes."""
+        """The rows of the pass, by the names of the engine's ``Nodes``, but for who writes."""
         start = self._start[:, None]
         return {
             "ids": self._ids[None, :-1],
-            "features": None,
             "positions": self._row + start,
             "slots": self._row + start + self.width + 1,
             "prefix_lens": self._start,
             "visible": self._sees,
-            "num_nodes": self.nodes,
         }
 
     def matches(self, logits: Tensor) -> Tensor:

@@ -6,9 +6,6 @@ it; the first drawn token that the draft does not continue is emitted and ends t
 is also the best that any lossless rule can do, and it needs no draft probabilities.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,7 +16,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_specext.engine.replacements import replaces
 from vllm_specext.engine.scoring import ScoringVerifier
-from vllm_specext.engine.trees import TreeStates
+from vllm_specext.engine.verification.tree_steps import TreeSteps
 from vllm_specext.kernels.tree_walk import accept_chain, accept_tree
 
 
@@ -55,30 +52,26 @@ class TargetOnlyVerifier(ScoringVerifier):
         emitted, num_sampled = self.walk(drawn, verify_draft_sampled, cu_num_logits, idx_mapping)
         return processed_logits, emitted, num_sampled
 
-    def noise_positions(self, positions: Tensor, slots: Tensor, nodes: Tensor) -> Tensor:
+    def noise_positions(self, positions: Tensor, request_slots: Tensor, nodes: Tensor) -> Tensor:
         """Sequence positions ``[L]`` of logits rows, given those of a chain, their request slot and their place."""
         return positions
 
-    def walk(self, drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Emitted tokens ``[R, width]`` and how many of them count, ``[R]`` int32; ``slots`` ``[R]``."""
+    def walk(
+        self, drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, request_slots: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Emitted tokens ``[R, width]`` and how many of them count, ``[R]`` int32; ``request_slots`` ``[R]``."""
         return accept_chain(drawn, drafted, cu_num_logits, self.num_speculative_steps + 1)
 
 
 class TreeVerifier(TargetOnlyVerifier):
-    """The same for draft trees, whose rows are in node order; leaves the accepted paths where a chain has them."""
+    """The same for draft trees, whose rows are in node order; the step goes on from the accepted paths."""
 
     def __init__(
-        self,
-        sampler: Sampler,
-        spec_config: SpeculativeConfig,
-        device: torch.device,
-        trees: TreeStates,
-        caches: Sequence[Sequence[Any]],
+        self, sampler: Sampler, spec_config: SpeculativeConfig, device: torch.device, steps: TreeSteps
     ) -> None:
-        """``caches``: the target's attention layers by cache group; filled when the caches are there."""
         super().__init__(sampler, spec_config, device)
-        self.trees = trees
-        self.caches = caches
+        self.steps, self.trees = steps, steps.trees
+        # Of the chunks of rows that vLLM verifies one after the other.
         self._walked: list[tuple[Tensor, Tensor]] = []
 
     @replaces(
@@ -97,21 +90,23 @@ class TreeVerifier(TargetOnlyVerifier):
         draft_logits: Tensor | None = None,
         invalid_drafts: Tensor | None = None,
     ) -> SamplerOutput:
-        self.trees.restore_positions(input_batch)
+        self.steps.end_pass(input_batch)
         self._walked.clear()
         output = super().__call__(logits, input_batch, draft_logits, invalid_drafts)
         path, accepted = (torch.cat(parts) for parts in zip(*self._walked, strict=True))
-        self.trees.accept(input_batch, path, accepted, self.caches)
+        self.steps.accept(input_batch, path, accepted)
         if self._has_drafts and (logprobs := output.logprobs_tensors) is not None:
             # vLLM counts a row of logprobs for every row of logits where it puts several chunks together.
             output.logprobs_tensors = logprobs._replace(cu_num_generated_tokens=self._starts(len(path)))
         return output
 
-    def noise_positions(self, positions: Tensor, slots: Tensor, nodes: Tensor) -> Tensor:
-        return self.trees.depth_positions(positions, slots, nodes)
+    def noise_positions(self, positions: Tensor, request_slots: Tensor, nodes: Tensor) -> Tensor:
+        return self.trees.depth_positions(positions, request_slots, nodes)
 
-    def walk(self, drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        parents = self.trees.topology.parents[slots]
+    def walk(
+        self, drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, request_slots: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        parents = self.trees.topology.parents[request_slots]
         emitted, num_sampled, path = accept_tree(drawn, drafted, cu_num_logits, parents, self.trees.shape.levels)
         self._walked.append((path, num_sampled))
         return emitted, num_sampled
@@ -121,5 +116,5 @@ class TreeVerifier(TargetOnlyVerifier):
         return (cu_num_logits[:-1, None] + path).flatten(), self._starts(len(path))
 
     def _starts(self, requests: int) -> list[int]:
-        """A path has as many rows as a tree has levels, and one."""
+        """First rows of the paths of so many ``requests``: a path has a row for the root and one for each level."""
         return [request * (self.trees.shape.levels + 1) for request in range(requests + 1)]

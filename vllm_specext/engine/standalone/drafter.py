@@ -1,4 +1,4 @@
-"""A drafter beside the target: a language model with its own configuration, layers and cache.
+"""A standalone drafter: a language model with its own configuration, layers and cache.
 
 vLLM's runner knows nothing of its layers. They are registered in a context of their own, and what they need in a pass
 comes from here.
@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 from vllm.compilation.backends import set_model_tag
 from vllm.config import VllmConfig, replace
-from vllm.forward_context import BatchDescriptor, set_forward_context
+from vllm.forward_context import set_forward_context
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from vllm_specext.engine.attention import wrap_draft_layers
-from vllm_specext.engine.node_passes import SINGLE, Kind, NodePasses, Nodes
-from vllm_specext.engine.own_cache import OwnCache, Rows
+from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
+from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.replacements import replaces
+from vllm_specext.engine.standalone.cache import StandaloneCache, TextRows
+from vllm_specext.engine.standalone.captured_passes import SINGLE, CapturedPasses, PassKind
 from vllm_specext.methods.checkpoints import finite
 from vllm_specext.tree.topology import pack
 
@@ -29,10 +31,11 @@ SHORT = (8, 32)
 last step, and what follows it for drafters that spell words in bytes."""
 
 MOST_SHORT_ROWS = 512
-"""Of such a pass, most of them padding. More take a GPU longer than their launches take the host; an estimate."""
+"""Most rows of such a pass, which are mostly padding. More would take a GPU longer than their launches take the host;
+an estimate."""
 
 
-def own_config(vllm_config: VllmConfig) -> VllmConfig:
+def standalone_config(vllm_config: VllmConfig) -> VllmConfig:
     """vLLM's configuration for the drafter of ``vllm_config`` alone."""
     drafting = vllm_config.speculative_config
     assert drafting is not None
@@ -74,18 +77,24 @@ def _load(config: VllmConfig) -> nn.Module:
     return model
 
 
-class OwnDrafter:
+class StandaloneDrafter:
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        self.config, self.device = own_config(vllm_config), device
+        self.config, self.device = standalone_config(vllm_config), device
         with set_model_tag("draft_model"):
             self.model = _load(self.config)
         current_platform.update_block_size_for_backend(self.config)
-        self.cache = OwnCache(self.config, device)
+        self.cache = StandaloneCache(self.config, device)
         scheduler = self.config.scheduler_config
         self._single = torch.arange(scheduler.max_num_seqs + 1, dtype=torch.int32, device=device)
         self._single_np = np.arange(scheduler.max_num_seqs + 1, dtype=np.int32)
-        self.nodes = NodePasses(self.cache, self._pass, scheduler.max_num_batched_tokens)
+        self.passes: NodePasses[Tensor] = NodePasses(self._over_nodes, self.cache.max_len)
+        self.nodes = CapturedPasses(self.passes, scheduler.max_num_batched_tokens)
         self._causal_bits: dict[int, Tensor] = {}
+
+    def initialize_cache(self, layout: str | None) -> None:
+        """Give the layers their pages in vLLM's ``layout``; what was there is lost."""
+        self.cache.initialize(layout)
+        self.passes.groups = [self.cache.group]
 
     def rehearse(self, rows: int) -> None:
         """A pass of ``rows`` without attention, for vLLM's profile of the memory."""
@@ -93,12 +102,12 @@ class OwnDrafter:
         with set_forward_context(None, self.config, num_tokens=rows):
             self.model(input_ids=ids, positions=ids.long())
 
-    def read(self, ids: np.ndarray, firsts: np.ndarray, counts: np.ndarray, slots: Tensor) -> Tensor:
-        """Read the next ``counts`` ``[A]`` tokens of each request, all in ``ids`` ``[T]``, behind the ``firsts``
-        ``[A]`` that it has read; hidden states ``[A, d]`` of the last tokens. ``slots`` ``[A]``."""
+    def read(self, ids: np.ndarray, firsts: np.ndarray, counts: np.ndarray, request_slots: Tensor) -> Tensor:
+        """Read the next ``counts`` ``[A]`` tokens of each request, all in ``ids`` ``[T]``, after the ``firsts`` ``[A]``
+        that it has read; hidden states ``[A, d]`` of the last tokens. ``request_slots`` ``[A]``."""
         requests, longest = len(counts), counts.max()
         width = next((width for width in SHORT if width >= longest and width * requests <= MOST_SHORT_ROWS), 0)
-        if self.nodes.replays(Kind(width, width), requests):
+        if self.nodes.replays(PassKind(width, width), requests):
             return self._read_short(ids, firsts, counts, width)
         starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         positions = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], counts)
@@ -106,19 +115,20 @@ class OwnDrafter:
         # One copy instead of four.
         on_device = async_tensor_h2d(given, device=self.device, dtype=torch.int64)
         split = on_device.split([len(ids), len(ids), len(starts), len(counts)])
-        rows = Rows(
+        rows = TextRows(
             starts=split[2].int(),
             starts_np=starts,
             positions=split[1],
             seq_lens=split[3].int(),
             longest=int((firsts + counts).max()),
-            writes=slots,
+            writes=request_slots,
         )
         return self._run(split[0], rows)[split[2][1:] - 1]
 
     def step(self, ids: Tensor, positions: Tensor, writes: Tensor, longest: int) -> Tensor:
         """The next token ``[A]`` of each request, at ``positions`` ``[A]``; hidden states ``[A, d]``, which the next
-        pass may overwrite. Requests whose entry of ``writes`` ``[A]`` is -1 instead of their slot keep nothing of it.
+        pass may overwrite. Requests whose entry of ``writes`` ``[A]`` is -1 instead of their request slot keep nothing
+        of it.
         """
         count = len(ids)
         if self.nodes.replays(SINGLE, count):
@@ -127,7 +137,7 @@ class OwnDrafter:
             return self.nodes(
                 Nodes(ids[:, None], places, places, (writes >= 0)[:, None], positions, visible), 1, longest
             )
-        rows = Rows(
+        rows = TextRows(
             starts=self._single[: count + 1],
             starts_np=self._single_np[: count + 1],
             positions=positions,
@@ -138,7 +148,7 @@ class OwnDrafter:
         return self._run(ids, rows)
 
     def append(self, ids: Tensor, counts: Tensor, ends: Tensor, longest: int) -> Tensor:
-        """Read the first ``counts`` ``[A]`` of ``ids`` ``[A, q]`` behind texts of ``ends`` ``[A]`` tokens, the
+        """Read the first ``counts`` ``[A]`` of ``ids`` ``[A, q]`` after texts of ``ends`` ``[A]`` tokens, the
         ``longest`` at most; hidden states ``[A, d]`` of the last tokens."""
         requests, width = ids.shape
         place = torch.arange(width, device=self.device)
@@ -165,18 +175,11 @@ class OwnDrafter:
             self._causal_bits[width] = pack(torch.ones(width, width, dtype=torch.bool, device=self.device).tril())
         return self._causal_bits[width]
 
-    def _run(self, ids: Tensor, rows: Rows) -> Tensor:
+    def _run(self, ids: Tensor, rows: TextRows) -> Tensor:
         metadata, mappings = self.cache.attention(rows)
-        return self._pass(ids, rows.positions, metadata, mappings)
+        return run_model(self.model, self.config, ids, rows.positions, metadata, mappings)
 
-    def _pass(self, ids: Tensor, positions: Tensor, metadata: dict[str, Any], mappings: dict[str, Tensor]) -> Tensor:
-        count = len(ids)
-        with set_forward_context(
-            metadata,
-            self.config,
-            num_tokens=count,
-            slot_mapping=mappings,
-            batch_descriptor=BatchDescriptor(num_tokens=count),
-        ):
-            hidden: Tensor = self.model(input_ids=ids.int(), positions=positions)
-        return hidden
+    def _over_nodes(
+        self, nodes: Nodes, metadata: dict[str, Any] | None, slot_mappings: dict[str, Tensor] | None
+    ) -> Tensor:
+        return run_model(self.model, self.config, nodes.ids, nodes.positions, metadata, slot_mappings)

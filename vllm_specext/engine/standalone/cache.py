@@ -26,7 +26,8 @@ from vllm.v1.worker.gpu.attn_utils import (
 )
 from vllm.v1.worker.gpu.block_table import BlockTables
 
-from vllm_specext.engine.page_pool import PagePool
+from vllm_specext.engine.drafting.node_passes import CacheGroup
+from vllm_specext.engine.standalone.page_pool import PagePool
 from vllm_specext.errors import ConfigurationError
 
 SHARE = 0.05
@@ -35,23 +36,24 @@ billion parameters. Where requests need more, those that wait lose theirs and ar
 
 
 @dataclass(frozen=True)
-class Rows:
-    """One pass over ``R`` requests with ``T`` rows, one request after the other."""
+class TextRows:
+    """A pass that reads on in the texts of ``R`` requests: ``T`` rows, one request after the other."""
 
     starts: Tensor
-    """``[R + 1]`` int32, of each request's rows."""
+    """First row of each request, and one row after the last, ``[R + 1]`` int32."""
     starts_np: np.ndarray
+    """The same on the host."""
     positions: Tensor
-    """``[T]``, in the drafter's text."""
+    """Positions in the drafter's text, ``[T]``."""
     seq_lens: Tensor
-    """``[R]`` int32: tokens of the drafter's text after the pass."""
+    """Tokens of the drafter's text after the pass, ``[R]`` int32."""
     longest: int
-    """At least the largest of them."""
+    """At least the largest of ``seq_lens``."""
     writes: Tensor
-    """``[R]`` request slots, -1 for a request whose keys and values are kept nowhere."""
+    """Request slots, ``[R]``; -1 for a request whose keys and values are kept nowhere."""
 
 
-class OwnCache:
+class StandaloneCache:
     def __init__(self, config: VllmConfig, device: torch.device) -> None:
         """``config`` is the drafter's own, with its layers and no others."""
         self.config, self.device = config, device
@@ -63,12 +65,12 @@ class OwnCache:
                 f"{len(self._groups)} kinds of cache; drafters with one kind of attention are allowed."
             )
         self.max_len = config.model_config.max_model_len
-        self._slots = config.scheduler_config.max_num_seqs
+        self._max_num_reqs = config.scheduler_config.max_num_seqs
         self.page_size: int = self._groups[0].kv_cache_spec.block_size
         self.page_bytes = sum(spec.page_size_bytes for spec in specs.values())
         pages_of_one = ceil(self.max_len / self.page_size)
         share = int(SHARE * current_platform.get_device_total_memory())
-        pages = 1 + max(pages_of_one, min(self._slots * pages_of_one, share // self.page_bytes))
+        pages = 1 + max(pages_of_one, min(self._max_num_reqs * pages_of_one, share // self.page_bytes))
         self._reserved: Tensor | None = torch.empty(pages * self.page_bytes, dtype=torch.int8, device=device)
         self._bytes = pages * self.page_bytes
 
@@ -88,7 +90,7 @@ class OwnCache:
         )
         self.tables = BlockTables(
             block_sizes=[self.page_size],
-            max_num_reqs=self._slots,
+            max_num_reqs=self._max_num_reqs,
             max_num_batched_tokens=self.config.scheduler_config.max_num_batched_tokens,
             max_num_blocks_per_group=[ceil(self.max_len / self.page_size)],
             device=self.device,
@@ -103,33 +105,41 @@ class OwnCache:
 
     @property
     def layer_names(self) -> list[str]:
+        """The drafter's attention layers."""
         return self._groups[0].layer_names
 
-    def take(self, slot: int, tokens: int, waiting: Collection[int]) -> bool:
-        """Make room for ``tokens`` of the request in ``slot``, as ``PagePool.take`` does; false where there is none."""
-        had = self.pool.count(slot)
-        new = self.pool.take(slot, tokens, waiting)
+    @property
+    def group(self) -> CacheGroup:
+        """The layers with the pages of the requests of ``begin``."""
+        return CacheGroup(self.layer_names, self.page_size, self.tables.input_block_tables[0])
+
+    def take(self, request_slot: int, tokens: int, waiting: Collection[int]) -> bool:
+        """Make room for ``tokens`` of the request in ``request_slot``, as ``PagePool.take`` does; false where there is
+        none."""
+        had = self.pool.count(request_slot)
+        new = self.pool.take(request_slot, tokens, waiting)
         if new:
-            self.tables.append_block_ids(slot, (new,), overwrite=not had)
+            self.tables.append_block_ids(request_slot, (new,), overwrite=not had)
         return new is not None
 
-    def holds(self, slot: int) -> bool:
-        """Whether the request in ``slot`` still has its pages."""
-        return self.pool.count(slot) > 0
+    def holds(self, request_slot: int) -> bool:
+        """Whether the request in ``request_slot`` still has its pages."""
+        return self.pool.count(request_slot) > 0
 
-    def release(self, slot: int) -> None:
-        self.pool.release(slot)
+    def release(self, request_slot: int) -> None:
+        """Give the pages of the request in ``request_slot`` back."""
+        self.pool.release(request_slot)
 
-    def begin(self, slots: Tensor) -> None:
-        """The passes to come are over the requests in ``slots`` ``[R]``."""
+    def begin(self, request_slots: Tensor) -> None:
+        """The passes to come are over the requests in ``request_slots`` ``[R]``."""
         self.tables.apply_staged_writes()
-        self.tables.gather_block_tables(slots, len(slots))
+        self.tables.gather_block_tables(request_slots, len(request_slots))
 
     def block_table(self, requests: int) -> Tensor:
         """``[requests, blocks]`` of the first requests of ``begin``, always in the same place."""
         return self.tables.input_block_tables[0][:requests]
 
-    def attention(self, rows: Rows) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def attention(self, rows: TextRows) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Attention metadata and slot mappings of a pass, by layer."""
         requests, count = len(rows.seq_lens), len(rows.positions)
         mappings = self.tables.compute_slot_mappings(rows.writes, rows.starts, rows.positions, count)
@@ -151,9 +161,3 @@ class OwnCache:
             is_prefilling=torch.zeros(requests, dtype=torch.bool),
         )
         return metadata, build_slot_mappings_by_layer(mappings, self.kv_cache_config)
-
-    def pages_of(self, slots: Tensor, table: Tensor) -> Tensor:
-        """Slots of the cache, int64, for slots ``[A, q]`` counted within requests whose pages ``table`` ``[A, blocks]``
-        names."""
-        page = table.gather(1, (slots // self.page_size).clamp(max=table.shape[1] - 1)).long()
-        return page * self.page_size + slots % self.page_size

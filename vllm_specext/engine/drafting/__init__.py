@@ -1,0 +1,1 @@
+"""From a verified step to the next drafts: what all drafters share, whatever they read."""

@@ -1,0 +1,166 @@
+"""Growing draft trees level by level, in the pages of a drafter's KV cache.
+
+From the most likely tokens after the last sampled one a tree grows with one pass per level over the ``k`` frontier
+nodes of every request. A level's keys and values go to the KV slots after the accepted prefix, which the scheduler
+keeps free as lookahead, and are overwritten by the next step. All shapes follow from the number of requests and the
+tree's size, nothing waits for the device, and all that is read lies in buffers that stay where they are, so that a
+whole growth can be captured as one graph.
+Shapes: ``R`` requests, ``k`` frontier nodes of a request, ``N`` nodes, ``d`` hidden size.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_specext.engine.drafting.graphs import DraftGraphs
+from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
+from vllm_specext.engine.drafting.tree_draft import TreeDraft
+from vllm_specext.kernels.tree_expansion import expansion
+from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.expansion import best_tokens
+
+Features = tuple[Tensor, Tensor | None]
+"""What a drafter gives for rows: features that logits are made of, and features that the rows' children read (``None``
+where they read nothing but their token), ``[rows, d]`` each."""
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where the trees of ``R`` requests begin."""
+
+    starts: Tensor
+    """KV slot of the first drafted node, counted within the request, ``[R]`` int64."""
+    written: Tensor
+    """Whether keys and values are kept, ``[R]`` bool."""
+
+    @classmethod
+    def buffers(cls, requests: int, device: torch.device) -> "Roots":
+        starts = torch.zeros(requests, dtype=torch.int64, device=device)
+        return cls(starts, torch.zeros(requests, dtype=torch.bool, device=device))
+
+    def part(self, requests: int) -> "Roots":
+        """The first so many ``requests``."""
+        return Roots(self.starts[:requests], self.written[:requests])
+
+    def take(self, starts: Tensor, written: bool) -> None:
+        """Fill in the first requests."""
+        self.starts[: len(starts)] = starts
+        self.written[: len(starts)] = written
+
+    def mask(self, first: int, end: int, root_slots: int) -> None:
+        """Make requests ``first`` to ``end`` padding: they begin with a root, and nothing is kept."""
+        self.starts[first:end] = root_slots
+        self.written[first:end] = False
+
+
+@dataclass(frozen=True)
+class FirstLevel:
+    """The most likely tokens after the roots, best first."""
+
+    tokens: Tensor
+    """``[R, k or more]`` int64."""
+    log_probs: Tensor
+    """``[R, k or more]`` float32."""
+    features: Tensor | None
+    """What the tokens' own pass reads, ``[R, d]``; ``None`` where it reads nothing but them."""
+
+
+Start = Callable[[int, bool, int], FirstLevel]
+"""Finds the first level for so many requests; after the accepted paths were read from their buffers, or without; with
+the KV slots of the longest request."""
+
+
+def grow(
+    first: FirstLevel,
+    roots: Roots,
+    shape: TreeShape,
+    passes: NodePasses[Features],
+    logits: Callable[[Tensor], Tensor],
+    longest: int,
+) -> TreeDraft:
+    """Trees of this ``shape``, one level after the other. ``logits`` of features; ``longest``: KV slots of the longest
+    request before its first drafted node."""
+    requests, k, starts = len(roots.starts), shape.top_k, roots.starts[:, None]
+    features = None if first.features is None else first.features[:, None].expand(-1, k, -1)
+    growing = expansion(first.tokens[:, :k], first.log_probs[:, :k], shape.levels)
+    for level in range(shape.levels - 1):
+        nodes = Nodes(
+            ids=growing.frontier.tokens,
+            positions=(starts + level).expand(-1, k),
+            slots=starts + level * k + growing.place,
+            written=roots.written[:, None],
+            prefix_lens=roots.starts,
+            visible=growing.frontier.visible,
+            features=features,
+        )
+        predict, regress = passes(nodes, (level + 1) * k, longest + (shape.levels - 1) * k)
+        tokens, log_probs = best_tokens(logits(predict), k)
+        growing.grow(tokens.view(requests, k, -1), log_probs.view(requests, k, -1))
+        if regress is not None:
+            parents = growing.frontier.parents[..., None].expand(-1, -1, regress.shape[-1])
+            features = regress.view(requests, k, -1).gather(1, parents)
+    tokens, topology = growing.tree(shape.nodes)
+    # The scheduler takes no more of a chain than the tree has levels; what follows is only ever padding.
+    return TreeDraft(tokens, topology, growing.chain, chain_lengths=min(shape.levels, shape.nodes))
+
+
+class TreeGrower:
+    """Grows the trees of a batch from a drafter's first level, in a graph where there is one."""
+
+    def __init__(
+        self,
+        start: Start,
+        passes: NodePasses[Features],
+        logits: Callable[[Tensor], Tensor],
+        roots: Roots,
+        max_model_len: int,
+        root_slots: int,
+    ) -> None:
+        """``roots``: buffers that ``start`` may read too. ``root_slots``: KV slots from the last sampled token's on
+        that are not a drafted node's."""
+        self._start, self._passes, self._logits, self._roots = start, passes, logits, roots
+        self._max_model_len, self._root_slots = max_model_len, root_slots
+
+    def __call__(
+        self,
+        requests: int,
+        shape: TreeShape,
+        reads_paths: bool,
+        longest: int,
+        graphs: DraftGraphs | None,
+        mask: Callable[[int, int], None],
+    ) -> TreeDraft:
+        """Trees of the ``requests`` whose inputs are in the buffers, the ``longest`` of them at most so many tokens;
+        ``mask(first, end)`` makes those after them padding where a graph is larger."""
+        kind = shape, reads_paths
+        size = None if graphs is None else graphs.size_for(requests, kind)
+        if graphs is None or size is None:
+            return self.grow(requests, shape, reads_paths, longest)
+        mask(requests, size)
+        grown: TreeDraft = graphs.replay(size, kind)
+        return grown.part(requests)
+
+    def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
+        """The same pass by pass."""
+        first = self._start(requests, reads_paths, longest)
+        roots = self._roots.part(requests)
+        return grow(first, roots, shape, self._passes, self._logits, longest + self._root_slots)
+
+    def capture(
+        self, graphs: DraftGraphs, shapes: Mapping[int, Sequence[TreeShape]], mask: Callable[[int, int], None]
+    ) -> None:
+        """Capture growing these ``shapes`` by number of requests, with and without accepted paths to read first."""
+        if not graphs.needs_capture():
+            return
+        mask(0, max(shapes))
+        passes: dict[Any, Callable[[], TreeDraft]] = {
+            (size, (shape, reads_paths)): partial(self.grow, size, shape, reads_paths, self._max_model_len)
+            for size in sorted(shapes, reverse=True)
+            for shape in reversed(shapes[size])
+            for reads_paths in (True, False)
+        }
+        graphs.capture_passes(passes)

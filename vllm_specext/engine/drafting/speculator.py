@@ -1,0 +1,82 @@
+"""The part of vLLM's speculator interface that all methods share: ``propose`` once, as a value."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+from vllm_specext.engine.drafting.step import Drafts, Step
+from vllm_specext.engine.verification.tree_steps import TreeSteps
+
+
+class StepSpeculator(DraftModelSpeculator):
+    """A speculator that gives the ``draft`` of a ``Step``."""
+
+    req_states: Any = None
+    """vLLM's states of all requests, by request slot; set after construction."""
+    draft_lengths: np.ndarray | None = None
+    """What the scheduler is told of the last drafts, ``[R]``; ``None`` for the same number for all."""
+
+    def draft(self, step: Step) -> Drafts:
+        """Draft ``step.length`` tokens for each request, or fewer."""
+        raise NotImplementedError
+
+    @property
+    def steps(self) -> TreeSteps | None:
+        """The target's steps over draft trees; ``None`` where it verifies chains, and before there are caches."""
+        return getattr(getattr(self, "model_state", None), "steps", None)
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: dict[str, Any],
+        slot_mappings: dict[str, Tensor],
+        last_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        next_prefill_tokens: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> Tensor:
+        """vLLM's hook: drafted tokens ``[R, num_speculative_steps]``, padded with 0 up to the number asked for."""
+        length = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
+        steps = self.steps
+        drafts = self.draft(
+            Step(
+                batch=input_batch,
+                length=length,
+                attn_metadata=attn_metadata,
+                slot_mappings=slot_mappings,
+                last_hidden_states=last_hidden_states,
+                aux_hidden_states=aux_hidden_states,
+                num_sampled=num_sampled,
+                num_rejected=num_rejected,
+                last_sampled=last_sampled,
+                next_prefill_tokens=next_prefill_tokens,
+                temperature=temperature,
+                seeds=seeds,
+                accepted=None if steps is None else steps.accepted_in(input_batch),
+                dummy=dummy_run,
+                skips_attention=skip_attn_for_dummy_run,
+                others={"dp_sync_state": dp_sync_state, "mm_inputs": mm_inputs, "is_profile": is_profile},
+            )
+        )
+        self.draft_lengths = drafts.lengths
+        drafted, count = self.draft_tokens[: input_batch.num_reqs], drafts.tokens.shape[1]
+        if drafts.tokens.data_ptr() != drafted.data_ptr():  # vLLM's own drafting leaves them there
+            drafted[:, :count] = drafts.tokens
+        # The scheduler counts on all tokens asked for; those after a shorter draft are padding.
+        drafted[:, count:length] = 0
+        return drafted

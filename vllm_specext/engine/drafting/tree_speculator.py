@@ -1,0 +1,194 @@
+"""Draft trees of a drafter over the target's hidden states.
+
+The first level is drafted in one of two ways. Where every request of the step verified a tree, the drafter reads the
+accepted paths only, and that is part of the growth. Otherwise vLLM's own first pass reads all rows of the step,
+accepted paths first. Where the schedule asks for no more nodes than a tree has levels, vLLM drafts chains.
+Shapes: ``R`` requests, ``W`` rows of an accepted path (levels + 1), ``d`` hidden size.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.config.compilation import CUDAGraphMode
+from vllm.model_executor.layers.attention import Attention
+
+from vllm_specext.engine.attention import wrap_draft_layers
+from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
+from vllm_specext.engine.drafting.graphs import DraftGraphs
+from vllm_specext.engine.drafting.growth import Features, FirstLevel, Roots, TreeGrower
+from vllm_specext.engine.drafting.hidden_states import ChainSpeculator, HiddenStateDrafter
+from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
+from vllm_specext.engine.drafting.paths import PathInputs
+from vllm_specext.engine.drafting.speculator import StepSpeculator
+from vllm_specext.engine.drafting.step import Drafts, Step
+from vllm_specext.engine.drafting.tree_draft import hand_over, hand_over_chains
+from vllm_specext.engine.drafting.tree_sizes import TreeSizes
+from vllm_specext.engine.replacements import replaces
+from vllm_specext.engine.verification.layout import AcceptedPaths
+from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.expansion import best_tokens
+
+
+def hidden_state_speculator(
+    vllm_config: VllmConfig, device: torch.device, drafter: HiddenStateDrafter
+) -> StepSpeculator:
+    """The speculator of a drafter over hidden states: of trees where the configuration has them, or of chains."""
+    trees = vllm_config.speculative_config.tree is not None
+    return (TreeSpeculator if trees else ChainSpeculator)(vllm_config, device, drafter)
+
+
+class TreeSpeculator(ChainSpeculator):
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: HiddenStateDrafter) -> None:
+        super().__init__(vllm_config, device, drafter)
+        shape = vllm_config.speculative_config.tree
+        self.sizes = TreeSizes.of(vllm_config, shape)
+        self.root_slots: int = vllm_config.speculative_config.options.root_slots
+        self.roots = Roots.buffers(self.max_num_reqs, device)
+        self.paths = PathInputs.buffers(self.max_num_reqs, shape.levels + 1, device)
+        first = self.max_num_reqs, shape.top_k
+        self.first_tokens = torch.zeros(first, dtype=torch.int64, device=device)
+        self.first_log_probs = torch.zeros(first, dtype=torch.float32, device=device)
+        self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len)
+        self.grower = TreeGrower(
+            self._start, self.passes, self._logits, self.roots, self.max_model_len, self.root_slots
+        )
+        self.draft_graphs: DraftGraphs | None = None
+
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
+        drafter = super().load_draft_model(target_model, target_attn_layer_names)
+        layers = get_layers_from_vllm_config(self.vllm_config, Attention)
+        drafters = [layer for name, layer in layers.items() if name not in target_attn_layer_names]
+        wrap_draft_layers(drafters, self.sizes.largest.levels)
+        return drafter
+
+    def set_attn(self, model_state: Any, *args: Any) -> None:
+        super().set_attn(model_state, *args)
+        check_pages(self.attn_groups)
+        self.passes.groups = cache_groups(self.kv_cache_config, self.block_tables, self.draft_attn_layer_names)
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        super().init_cudagraph_manager(cudagraph_mode)
+        self.draft_graphs = DraftGraphs(
+            self.vllm_config, self.device, cudagraph_mode, self.sizes.captured(self.vllm_config)
+        )
+
+    @replaces(
+        "vllm.config.speculative.SpeculativeConfig.num_speculative_tokens_per_batch_size",
+        name="schedule while graphs are captured",
+        why="vLLM captures a decoding pass for every number in the schedule; those of trees are no chains",
+        how="set while our speculator captures, and no longer: sizes of trees count as nothing",
+        upstream="none: vLLM drafts chains only",
+        until="vLLM captures what the speculator asks for",
+        kind="set",
+    )
+    def capture(self) -> None:
+        """Graphs of vLLM's first pass, of decoding for the sizes that are chains, and of growing trees."""
+        schedule = self.speculative_config.num_speculative_tokens_per_batch_size
+        levels = self.sizes.largest.levels
+        chains = [[first, last, nodes if nodes <= levels else 0] for first, last, nodes in schedule]
+        self.speculative_config.num_speculative_tokens_per_batch_size = chains
+        try:
+            super().capture()
+        finally:
+            self.speculative_config.num_speculative_tokens_per_batch_size = schedule
+        assert self.draft_graphs is not None
+        self.grower.capture(self.draft_graphs, self.sizes.captured(self.vllm_config), self._mask)
+
+    def draft(self, step: Step) -> Drafts:
+        shape = self.sizes.shape_for(step.length, step.requests)
+        if step.skips_attention:
+            return self._rehearse(step, shape)
+        return self._draft_trees(step, shape) if shape.top_k > 1 else self._draft_chains(step, shape)
+
+    def _draft_trees(self, step: Step, shape: TreeShape) -> Drafts:
+        paths = step.accepted_by_all(self.max_num_tokens)
+        if paths is None:
+            self._read_rows(step, 1)
+        else:
+            self._lay_out(paths, step)
+        self.roots.take(step.lengths() + self.root_slots, written=not step.dummy)
+        grown = self.grower(step.requests, shape, paths is not None, step.longest, self.draft_graphs, self._mask)
+        return Drafts((grown if step.dummy else hand_over(grown, step.batch, self.model_state)).tokens)
+
+    def _draft_chains(self, step: Step, shape: TreeShape) -> Drafts:
+        drafted = self._read_rows(step, shape.nodes)
+        if step.length and not step.dummy and self.steps is not None:
+            hand_over_chains(shape.nodes, step.length, step.batch, self.steps.trees)
+        return Drafts(drafted[:, : shape.nodes])
+
+    def _read_rows(self, step: Step, length: int) -> Tensor:
+        """vLLM's drafting of ``length`` tokens, on the rows of the step as chains have them."""
+        features = self.drafter.features(self.model, step, None)
+        if step.accepted is not None:
+            features = step.accepted.as_chain(features)
+            step = replace(step, batch=replace(step.batch, input_ids=step.accepted.as_chain(step.batch.input_ids)))
+        return self.draft_chains(step, features, length)
+
+    def _lay_out(self, paths: AcceptedPaths, step: Step) -> None:
+        """Put the accepted paths where ``_read_paths`` expects them. A row's token is the one after its feature's."""
+        following = step.batch.input_ids[paths.source.roll(-1, dims=1)]
+        drawn = step.last_sampled.view(-1)[step.batch.idx_mapping].to(following.dtype)[:, None]
+        is_last = self.paths.place == (step.num_sampled - 1)[:, None]
+        self.paths.take(torch.where(is_last, drawn, following), paths, step.num_sampled)
+        self.hidden_states[: paths.source.numel()] = self.drafter.features(self.model, step, paths.source.flatten())
+
+    def sample_draft(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """vLLM's hook: the best token of each row. The runners-up are kept for a tree's first level, in place: a
+        captured graph ends here, and the levels go on outside."""
+        tokens, log_probs = best_tokens(self._logits(hidden_states), self.sizes.largest.top_k)
+        self.first_tokens[: len(tokens)] = tokens
+        self.first_log_probs[: len(tokens)] = log_probs
+        return tokens[:, 0]
+
+    def _start(self, requests: int, reads_paths: bool, longest: int) -> FirstLevel:
+        if reads_paths:
+            return self._read_paths(requests, longest)
+        features = self.hidden_states[:requests]
+        return FirstLevel(self.first_tokens[:requests], self.first_log_probs[:requests], features)
+
+    def _read_paths(self, requests: int, longest: int) -> FirstLevel:
+        assert self.steps is not None
+        paths, width = self.paths.part(requests), self.paths.ids.shape[1]
+        nodes = Nodes(
+            ids=paths.ids,
+            positions=paths.slots,
+            slots=paths.slots,
+            written=self.roots.written[:requests, None] & paths.counts,
+            prefix_lens=paths.starts,
+            visible=self.steps.trees.causal[:width].expand(requests, -1, -1),
+            features=self.hidden_states[: requests * width].view(requests, width, -1),
+        )
+        predict, regress = self.passes(nodes, width, longest)
+        assert regress is not None
+        rows = torch.arange(requests, device=self.device) * width + paths.ends
+        tokens, log_probs = best_tokens(self._logits(predict[rows]), self.sizes.largest.top_k)
+        return FirstLevel(tokens, log_probs, regress[rows])
+
+    def _logits(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.model.compute_logits(features)
+        return logits
+
+    def _run(self, nodes: Nodes, metadata: dict[str, Any] | None, slot_mappings: dict[str, Tensor] | None) -> Features:
+        count = nodes.ids.numel()
+        self.input_buffers.input_ids[:count] = nodes.ids.flatten()
+        self.input_buffers.positions[:count] = nodes.positions.flatten()
+        if nodes.features is not None:
+            self.hidden_states[:count] = nodes.features.reshape(count, -1)
+        return self._run_model(count, metadata, slot_mappings, num_tokens_across_dp=None)
+
+    def _mask(self, first: int, end: int) -> None:
+        """Make requests ``first`` to ``end`` in the buffers padding: they write no keys and values, and nothing reads
+        what they draft."""
+        self.roots.mask(first, end, self.root_slots)
+        self.paths.mask(first, end)
+
+    def _rehearse(self, step: Step, shape: TreeShape) -> Drafts:
+        """Draft without caches what the schedule asks for, for vLLM to see how much memory it takes."""
+        self._read_rows(step, 1 if shape.top_k > 1 else shape.nodes)
+        for requests, grown in self.sizes.of_schedule(self.speculative_config.schedule, self.max_num_reqs):
+            self._mask(0, requests)
+            self.grower.grow(requests, grown, reads_paths=False, longest=self.max_model_len)
+        return Drafts(self.draft_tokens[: step.requests])

@@ -1,0 +1,123 @@
+"""Draft trees between two steps.
+
+They stay on the device, by vLLM's request slot: drafting writes a request's tree, the next step lays it out. vLLM's
+scheduler only ever learns how many tokens were drafted.
+Shapes: ``S`` request slots, ``R`` requests of a step, ``V`` of them that verify a draft.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.input_batch import InputBatch
+
+from vllm_specext.engine.verification.layout import TreeLayout
+from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.kernels.tree_layout import lay_out
+from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.topology import Topology
+
+
+class TreeStates:
+    """The trees of all request slots; until the first draft they are chains."""
+
+    def __init__(self, shape: TreeShape, max_num_reqs: int, max_model_len: int, device: torch.device) -> None:
+        """``shape``: the largest tree; ``max_num_reqs``: ``S``."""
+        self.shape = shape
+        self.last_position = max_model_len - 1
+        self.device = device
+        self.topology = Topology.chain(max_num_reqs, shape.nodes, device)
+        self.is_chain = np.ones(max_num_reqs, dtype=bool)
+        self.causal = self.topology.ancestors[0].clone()
+        """Ancestors of a chain's nodes, ``[N + 1, words]``."""
+        self._itself = torch.arange(shape.nodes + 1, device=device)
+        # A captured graph reads these, so they are written in place; until the first step they hold chains.
+        self._visible = self.topology.ancestors.clone()
+        self._prefix_lens = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
+
+    def write(self, batch: InputBatch, topology: Topology, is_chain: np.ndarray) -> None:
+        """Keep the trees just drafted for the requests of ``batch``. ``is_chain`` ``[R]`` bool: which are chains."""
+        slots, nodes = batch.idx_mapping, topology.parents.shape[1]
+        self.topology.parents[slots, :nodes] = topology.parents
+        self.topology.depths[slots, :nodes] = topology.depths
+        words = topology.ancestors.shape[2]
+        self.topology.ancestors[slots, :nodes, :words] = topology.ancestors
+        if nodes < self.topology.parents.shape[1]:
+            # Whatever is scheduled beyond what was drafted is padding, and not a part of an older tree.
+            self.topology.parents[slots, nodes:] = self._itself[nodes:]
+        self.is_chain[batch.idx_mapping_np] = is_chain
+
+    def lay_out(self, batch: InputBatch, prefill_lens: Tensor) -> TreeLayout | None:
+        """Lay out the trees that ``batch`` verifies, whose positions become those of the nodes' depths; ``None`` where
+        it verifies none. ``prefill_lens`` ``[S]``: a request with a shorter prefix has no draft."""
+        drafted = batch.num_draft_tokens_per_req
+        requests = 0 if drafted is None else int(np.count_nonzero(drafted))
+        if requests == 0:
+            return None
+        drafted = drafted[:requests]
+        if not drafted.all() or not np.array_equal(batch.num_scheduled_tokens[:requests], drafted + 1):
+            raise RuntimeError("vLLM scheduled a request's draft together with tokens of its prompt")
+        rows = int(batch.query_start_loc_np[requests])
+        # The first rows of the step are the first rows of the logits: these requests have no others. vLLM schedules
+        # drafts for a request that has none when it takes over a prompt computed elsewhere. Padding is deeper than any
+        # walk goes, so that near the context's end its positions would lie after the last one that there is.
+        chain_positions = lay_out(
+            batch.idx_mapping[:requests],
+            batch.query_start_loc[: requests + 1],
+            batch.seq_lens[:requests],
+            prefill_lens,
+            self.topology,
+            self.causal,
+            batch.positions[:rows],
+            self.last_position,
+            self._prefix_lens,
+            self._visible,
+        )
+        return self._layout(
+            requests,
+            rows,
+            query=int(drafted.max()) + 1,
+            starts=batch.query_start_loc,
+            longest=int(batch.seq_lens_cpu_upper_bound[:requests].max()),
+            chains=bool(self.is_chain[batch.idx_mapping_np[:requests]].all()),
+            chain_positions=chain_positions,
+        )
+
+    def for_capture(self, batch: InputBatch, longest: int) -> TreeLayout | None:
+        """A layout of equally long drafts, for a graph that is captured now and replayed on real ones; ``None`` where
+        the graph holds other batches."""
+        query, rest = divmod(batch.num_tokens, batch.num_reqs)
+        if rest or not 1 < query <= self.shape.nodes + 1:
+            return None
+        return self._layout(batch.num_reqs, batch.num_tokens, query, batch.query_start_loc, longest)
+
+    def rows_for_warm_up(self, requests: int, query: int, block_table: Tensor, longest: int) -> TreeRows:
+        """A step in which none of ``requests`` has a row, but might have up to ``query``."""
+        starts = torch.zeros(requests + 1, dtype=torch.int32, device=self.device)
+        return self._layout(requests, 0, query, starts, longest).rows_on(block_table)
+
+    def depth_positions(self, positions: Tensor, request_slots: Tensor, nodes: Tensor) -> Tensor:
+        """Positions of logits rows ``[L]`` by depth, from those of a chain; ``request_slots`` and ``nodes`` ``[L]``."""
+        nodes = nodes.long()
+        return positions - nodes + self.topology.depths[request_slots, nodes]
+
+    def _layout(
+        self,
+        requests: int,
+        rows: int,
+        query: int,
+        starts: Tensor,
+        longest: int,
+        chains: bool = False,
+        chain_positions: Tensor | None = None,
+    ) -> TreeLayout:
+        return TreeLayout(
+            requests=requests,
+            rows=rows,
+            query=query,
+            starts=starts[: requests + 1],
+            prefix_lens=self._prefix_lens[:requests],
+            visible=self._visible[:requests, :query],
+            longest=longest,
+            chains=chains,
+            chain_positions=chain_positions,
+        )
