@@ -28,9 +28,9 @@ from benchmarks.engines import ENGINE, in_own_process
 from vllm_specext.demo.loops import is_loop
 from vllm_specext.demo.run import PROMPTS
 from vllm_specext.demo.server import SWIFT
-from vllm_specext.methods.swift.acceptance import AcceptanceWatch, Verification
-from vllm_specext.methods.swift.layers import SkipSet
-from vllm_specext.methods.swift.search import Candidate, Kind, Search
+from vllm_specext.methods.swift.search.acceptance import AcceptanceWatch, DraftOutcome
+from vllm_specext.methods.swift.search.search import Kind, ProposedSet, Search
+from vllm_specext.methods.swift.search.skip_set import SkipSet
 
 TOKENS = 128
 SMOOTHED_OVER = 100
@@ -50,26 +50,26 @@ class Probe:
     measures: bool
     scores: list[float] = field(default_factory=list)
     accepted: int = 0
-    levels: int = 0
+    depth: int = 0
     right: int = 0
     reached: int = 0
     verifications: int = 0
 
-    def propose(self) -> Candidate | None:
-        return Candidate(len(self.scores), self.active, Kind.START) if self.measures else None
+    def propose(self) -> ProposedSet | None:
+        return ProposedSet(len(self.scores), self.active, Kind.START) if self.measures else None
 
-    def needs_incumbent(self, candidate: Candidate, score: float) -> bool:
+    def needs_incumbent(self, proposed: ProposedSet, score: float) -> bool:
         return False
 
-    def settle(self, candidate: Candidate, score: float, incumbent_score: float | None = None) -> bool:
+    def settle(self, proposed: ProposedSet, score: float, incumbent_score: float | None = None) -> bool:
         self.scores.append(score)
         return False
 
-    def note(self, verification: Verification) -> bool:
-        self.accepted += verification.accepted
-        self.levels += verification.levels
-        self.right += verification.right
-        self.reached += verification.reached
+    def note(self, outcome: DraftOutcome) -> bool:
+        self.accepted += outcome.accepted
+        self.depth += outcome.depth
+        self.right += outcome.right
+        self.reached += outcome.reached
         self.verifications += 1
         return False
 
@@ -119,7 +119,7 @@ class Engine:
 
     def _suggests(self) -> bool:
         suggester: Any = self.search._suggester
-        return bool(suggester._own._is_busy)
+        return bool(suggester._local._is_busy)
 
     def ask(self, texts: Sequence[str]) -> list[list[int]]:
         answers = (self.llm.generate(text, self.params, use_tqdm=False)[0] for text in texts)
@@ -146,12 +146,12 @@ def stream(restarts: bool, rounds: int) -> tuple[Engine, dict[str, Any], dict[st
             for kind, texts in prompts.items()
         }
         engine.speculator.search = engine.search = fresh(engine.search)
-        verifications: list[Verification] = []
+        verifications: list[DraftOutcome] = []
         stock = engine.search.note
 
-        def note(verification: Verification) -> bool:
-            verifications.append(verification)
-            return stock(verification)
+        def note(outcome: DraftOutcome) -> bool:
+            verifications.append(outcome)
+            return stock(outcome)
 
         engine.search.note = note  # type: ignore[method-assign]
         engine.steps.clear()
@@ -194,12 +194,12 @@ def restarting(restarts: bool) -> Iterator[None]:
     AcceptanceWatch.has_fallen = stock  # type: ignore[method-assign]
 
 
-def acceptance(verifications: Sequence[Verification]) -> float:
+def acceptance(verifications: Sequence[DraftOutcome]) -> float:
     """Accepted per drafted level."""
-    return round(sum(one.accepted for one in verifications) / sum(one.levels for one in verifications), 3)
+    return round(sum(one.accepted for one in verifications) / sum(one.depth for one in verifications), 3)
 
 
-def right_share(verifications: Sequence[Verification]) -> float:
+def right_share(verifications: Sequence[DraftOutcome]) -> float:
     """Of the chains' tokens that verification reached; what a restart depends on."""
     return round(sum(one.right for one in verifications) / sum(one.reached for one in verifications), 3)
 
@@ -248,7 +248,7 @@ def compare(engine: Engine, prompts: dict[str, list[str]], rounds: int) -> list[
     rows = []
     for name, probe in measured.items():
         tokens = 1 + probe.accepted / probe.verifications
-        share = probe.accepted / probe.levels
+        share = probe.accepted / probe.depth
         runs = 1 - len(probe.active) / (2 * found.layers)
         rows.append(
             {
@@ -280,7 +280,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
         seen = results[name]
         numbers, _, _, best, _ = zip(*seen["history"], strict=True)
         upper.step(numbers, best, where="post", color=color, label=name)
-        own = [Verification(*one) for one in seen["verifications"]]  # they come as JSON
+        own = [DraftOutcome(*one) for one in seen["verifications"]]  # they come as JSON
         ends = range(SMOOTHED_OVER, len(own), SMOOTHED_OVER // 4)
         lower.plot(ends, [right_share(own[end - SMOOTHED_OVER : end]) for end in ends], color=color, label=name)
     lower.axvline(results["with restarts"]["phases"][1]["first_verification"], color="grey", linewidth=0.8)

@@ -1,5 +1,5 @@
-"""What a method says of itself: what drafting reads, where the drafter keeps its keys and values, and which features of
-vLLM it has been built and tried with.
+"""What a method declares: what drafting reads, where the drafter keeps its keys and values, and which features of vLLM
+it has been built and tried with.
 
 Refusals, vLLM's configuration and the start-up log follow from it. A method is refused every feature of
 ``refusals.FEATURES`` that it does not declare to bear, so that a new one starts with all of them closed.
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Reads(Enum):
-    """What drafting reads of a step, beside the tokens."""
+    """What drafting reads from the target's step, beside the tokens."""
 
     NOTHING = "nothing"
     HIDDEN_STATES = "the target's last hidden states"
@@ -21,11 +21,11 @@ class Reads(Enum):
 
 
 class Keeps(Enum):
-    """Where the drafter keeps keys and values."""
+    """Where the drafter keeps its keys and values."""
 
     NOWHERE = "nowhere"
     BESIDE_THE_TARGETS = "in layers of its own, in vLLM's cache"
-    IN_THE_TARGETS = "in the target's own slots after the accepted prefix"
+    IN_THE_TARGETS = "in the target's KV slots after the accepted prefix"
     APART = "in a cache of its own, which vLLM does not know"
 
 
@@ -36,7 +36,7 @@ class Declaration:
     bears: frozenset[str] = frozenset()
     """Names of ``refusals.FEATURES`` that the method works with."""
     chains_bear: frozenset[str] = frozenset()
-    """Those that it works with as long as it drafts chains."""
+    """Names of ``refusals.FEATURES`` that the method works with as long as it drafts chains."""
     last_block_stale: bool = False
-    """The drafter's keys of the last token in a cached block depend on the token after it, which another request may
-    not have: vLLM then computes the last block of a cached prefix again."""
+    """Whether the drafter's keys of the last token in a cached block depend on the token after it. Another request may
+    have another token there, so vLLM computes the last block of a cached prefix again."""

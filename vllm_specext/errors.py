@@ -1,5 +1,5 @@
-"""The one exception whose text is meant for the user."""
+"""The only exception whose text is meant for the user."""
 
 
 class ConfigurationError(ValueError):
-    """What was asked for cannot be done; the message is one sentence that names the key, file or tensor at fault."""
+    """What the user asked for cannot be done. The message is one sentence that names the bad key, file or tensor."""

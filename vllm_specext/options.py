@@ -1,7 +1,7 @@
 """The keys of ``--speculative-config`` for our methods.
 
-Everything here is checked before a weight is loaded, and every error is one sentence that names the key, the value and
-what is allowed.
+Everything here is checked before weights are loaded. Every error is one sentence that names the key, the value and what
+is allowed. Properties say what follows from the keys: the tree, and the KV slots that drafting writes.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.swift.sizes import MAX_DEPTH, NUM_CANDIDATES
 from vllm_specext.tree.budget import TreeShape, lookahead, pool_size, shape_for
 
 MAX_DRAFT_TOKENS = 256
-"""More than this at once never pays; the bound keeps a typing error from allocating buffers for it."""
+"""The most tokens of a draft. More never pay, and without a bound a typing error would allocate buffers for them."""
 
 
 class MethodOptions(BaseModel):
-    """What all our methods share; field names are vLLM's own where vLLM has the key."""
+    """The keys that all our methods share. A key that vLLM also has keeps vLLM's name."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -30,26 +31,27 @@ class MethodOptions(BaseModel):
     )
 
     root_slots: ClassVar[int] = 0
-    """Slots behind the accepted prefix that the last sampled token takes in the drafter's cache."""
+    """KV slots after the accepted prefix that the last sampled token takes in the drafter's cache."""
 
     @property
     def switches_off(self) -> bool:
-        """Whether nothing is drafted at loads where that is measured to be faster; for methods with draft trees."""
+        """Whether the method drafts nothing at loads where that is measured to be faster; for methods with draft
+        trees."""
         return False
 
     @property
     def samples_drafts(self) -> bool:
-        """Whether drafts are drawn, and verified with the probabilities that they were drawn with."""
+        """Whether drafted tokens are sampled, and verified with the probabilities that they were sampled with."""
         return False
 
     @property
     def tree(self) -> TreeShape | None:
-        """The largest draft tree, ``None`` where the draft is a chain."""
+        """The largest draft tree, ``None`` if drafts are chains."""
         return None
 
     @property
     def lookahead(self) -> int | None:
-        """Slots that drafting writes from the last sampled token's on, ``None`` for one per drafted token."""
+        """KV slots that drafting writes, the last sampled token's first. ``None`` means one per drafted token."""
         return None if self.tree is None else lookahead(self.tree.levels, self.tree.top_k, self.root_slots)
 
 
@@ -60,7 +62,7 @@ TOP_K = (
 
 
 class DrafterOptions(MethodOptions):
-    """What methods with a drafter of their own that grows trees share."""
+    """The keys that methods share whose drafter is a checkpoint and grows trees."""
 
     model: str = Field(min_length=1, description="the drafter: a directory or a hub id")
     tree_depth: int = Field(6, ge=1, le=32, description="levels of the draft tree")
@@ -72,22 +74,16 @@ class DrafterOptions(MethodOptions):
 
     @property
     def tree(self) -> TreeShape | None:
-        # A tree with no more nodes than levels is a chain, because every level keeps at least one node.
+        # A tree with no more nodes than its depth is a chain, because every level keeps at least one node.
         if self.tree_top_k == 1 or self.num_speculative_tokens <= self.tree_depth:
             return None
-        nodes, levels, top_k = self.num_speculative_tokens, self.tree_depth, self.tree_top_k
+        nodes, depth, top_k = self.num_speculative_tokens, self.tree_depth, self.tree_top_k
         usual = type(self).model_fields["num_speculative_tokens"].default
         if "tree_top_k" not in self.model_fields_set and nodes < usual:
-            # As wide as the usual tree, 8 nodes would hardly leave the first level, and bring less than a chain.
-            top_k = min(top_k, shape_for(nodes, TreeShape(usual, levels, top_k)).top_k)
-        return TreeShape(nodes, levels, top_k)
+            # With the usual width, 8 nodes would hardly leave the first level, and bring less than a chain.
+            top_k = min(top_k, shape_for(nodes, TreeShape(usual, depth, top_k)).top_k)
+        return TreeShape(nodes, depth, top_k)
 
-
-SWIFT_LEVELS = 25
-"""Longest chain that SWIFT drafts, as published."""
-
-SWIFT_CANDIDATES = 10
-"""Most candidates of a level, as published."""
 
 BLOCK_DROP = "keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
 
@@ -101,10 +97,10 @@ class GriffinOptions(DrafterOptions):
 
 
 class StockDrafterOptions(DrafterOptions):
-    """Of methods whose drafters vLLM has classes and loaders for, and drafts chains with."""
+    """The keys of methods whose drafters vLLM itself can load, and drafts chains with."""
 
     stock_method: ClassVar[str]
-    """vLLM's own name of the method."""
+    """vLLM's name for the method."""
 
     num_speculative_tokens: int = Field(59, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
     disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
@@ -131,8 +127,8 @@ class MoAOptions(DrafterOptions):
     target_layer_inference: int | None = Field(
         None,
         ge=0,
-        description="the target's last layers that run over the drafter's feature; the checkpoint's own "
-        "number when absent",
+        description="the target's last layers that run over the drafter's feature; when absent, the "
+        "checkpoint's number",
     )
 
 
@@ -145,7 +141,7 @@ class SwiftOptions(MethodOptions):
     )
     swift_skip_ratio: float = Field(0.45, gt=0, lt=1, description="share of the sub-layers that a draft leaves out")
     swift_context_window: int = Field(
-        32, ge=1, le=256, description="tokens of its own text on which a set of sub-layers is evaluated"
+        32, ge=1, le=256, description="generated tokens on which a set of sub-layers is evaluated"
     )
     swift_max_score: float = Field(0.95, gt=0, le=1, description="matchness at which the search stops")
     swift_max_steps: int = Field(1000, ge=0, description="sets that are evaluated at most; 0 searches for none")
@@ -165,7 +161,7 @@ class SwiftOptions(MethodOptions):
 
     @property
     def tree(self) -> TreeShape:
-        return TreeShape(self.num_speculative_tokens, min(self.num_speculative_tokens, SWIFT_LEVELS), SWIFT_CANDIDATES)
+        return TreeShape(self.num_speculative_tokens, min(self.num_speculative_tokens, MAX_DEPTH), NUM_CANDIDATES)
 
     @property
     def lookahead(self) -> int:
@@ -173,10 +169,11 @@ class SwiftOptions(MethodOptions):
 
 
 LOOKBEHIND = 10
+"""Tokens of the text so far that are encoded again together with new ones, unless the user says otherwise."""
 
 
 class ForeignOptions(MethodOptions):
-    """What methods share whose drafter is any language model, with a tokenizer of its own."""
+    """The keys that methods share whose drafter is any language model, with any tokenizer."""
 
     model: str = Field(min_length=1, description="the drafter: a directory or a hub id of a causal language model")
     revision: str | None = Field(None, description="branch, tag or commit of the drafter on the hub")
@@ -188,7 +185,7 @@ class ForeignOptions(MethodOptions):
 
     @property
     def lookahead(self) -> int:
-        """Nothing is written to the target's cache."""
+        """No KV slots of the target: the drafter writes to its own cache."""
         return 0
 
 
@@ -213,8 +210,8 @@ class TliOptions(ForeignOptions):
     num_speculative_tokens: int = Field(5, ge=1, le=MAX_DRAFT_TOKENS, description=FOREIGN_DRAFTED)
     draft_sample_method: Literal["greedy", "probabilistic"] = Field(
         "greedy",
-        description="whether drafts are the drafter's best tokens, or drawn at the request's temperature and verified "
-        "with their probabilities",
+        description="whether drafts are the drafter's best tokens, or sampled at the request's temperature and "
+        "verified with their probabilities",
     )
 
     @property
@@ -232,7 +229,8 @@ class SlrsOptions(ForeignOptions):
 
 
 def parse(options: type[MethodOptions], raw: Mapping[str, Any]) -> MethodOptions:
-    """``raw`` as a checked options object; ``ConfigurationError`` names the first bad key and what is allowed."""
+    """Check the keys ``raw``, and return them as options. A ``ConfigurationError`` names the first bad key and what is
+    allowed."""
     try:
         return options(**raw)
     except ValidationError as error:
@@ -256,8 +254,8 @@ def parse(options: type[MethodOptions], raw: Mapping[str, Any]) -> MethodOptions
 def check_sizes(options: MethodOptions, max_model_len: int, step_tokens: int | None) -> None:
     """Raise ``ConfigurationError``, with the number that fits, when the draft has no room.
 
-    A draft and the token before it are computed in one step, of at most ``step_tokens`` when that is limited, and at
-    least one token has to follow them in a sequence of ``max_model_len``.
+    A draft and the token before it are computed in one step, which has at most ``step_tokens`` tokens when that is
+    limited. At least one token has to follow them in a sequence of ``max_model_len`` tokens.
     """
     tokens = options.num_speculative_tokens
     key = f"speculative-config key 'num_speculative_tokens' is {tokens}"

@@ -1,8 +1,7 @@
-"""Entry point of ``vllm.general_plugins``: called once in every vLLM process, and inert unless one of our methods is
-asked for.
+"""The entry point of ``vllm.general_plugins``. vLLM calls it once in every process; it does nothing unless one of our
+methods is asked for.
 
-Imports stay light here: an error while importing an entry point makes vLLM skip the plug-in with nothing but a log
-line.
+Imports stay light here: if importing an entry point fails, vLLM skips the plug-in with nothing but a log line.
 """
 
 

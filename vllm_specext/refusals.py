@@ -1,7 +1,7 @@
-"""The combinations that are refused at start, before a weight is loaded.
+"""The combinations that are refused at start, before weights are loaded.
 
-``FEATURES`` is the single table behind both the errors and the feature matrix (``vllm-specext methods``). A method is
-refused each of them unless it declares to bear it (``declaration.py``).
+``FEATURES`` is the single table that both the errors and the feature matrix (``vllm-specext methods``) come from. A
+method is refused each of them unless it declares to bear it (``declaration.py``).
 """
 
 from collections.abc import Callable, Mapping
@@ -14,16 +14,20 @@ from vllm_specext.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Launch:
-    """What the refusals look at: vLLM's engine arguments, the target's ``ModelConfig`` and ``ParallelConfig``, the
-    data type of the KV cache with the checkpoint's own choice in place of "auto", whether trees are drafted, and
-    whether vLLM was asked for results that do not depend on the batch (``VLLM_BATCH_INVARIANT``)."""
+    """What the refusals look at."""
 
     arguments: Any
+    """vLLM's engine arguments."""
     model: Any
+    """The target's ``ModelConfig``."""
     parallel: Any
+    """The target's ``ParallelConfig``."""
     kv_cache_dtype: str
+    """The data type of the KV cache, with the checkpoint's choice in place of "auto"."""
     drafts_trees: bool
+    """Whether the method drafts trees, with the keys that were given."""
     batch_invariant: bool = False
+    """Whether vLLM was asked for results that do not depend on the batch (``VLLM_BATCH_INVARIANT``)."""
 
 
 @dataclass(frozen=True)
@@ -31,34 +35,34 @@ class Feature:
     """Something that a launch may ask for, and that a method has to declare to bear."""
 
     name: str
-    """In declarations."""
+    """The name in declarations."""
     title: str
-    """For people."""
+    """The name for people."""
     applies: Callable[[Launch], bool]
     reason: str = "the method has not been tried with it"
-    """Why a method that does not bear it cannot."""
+    """Why a method that does not bear the feature cannot."""
     reasons: Mapping[Reads, str] = field(default_factory=dict)
-    """In its place for methods that read this."""
+    """The reason in its place for methods that read this."""
     bearable: bool = True
-    """False where verification or vLLM's runner, which all methods share, does not work with it."""
+    """False if verification or vLLM's runner, which all methods share, does not work with the feature."""
 
 
 class Refused(NamedTuple):
-    """What a method is refused."""
+    """One feature that a method is refused."""
 
     feature: str
     reason: str
     trees_only: bool
-    """Chains of the same method work."""
+    """Whether the method's chains work with the feature."""
 
 
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Architectures whose decoder layers are attention behind a norm and an MLP behind another, which can be run one by
-one."""
+"""Architectures whose decoder layers are attention after a norm and an MLP after another norm, so that each can run
+alone."""
 
 
 def _adapts_lm_head(modules: list[str] | None) -> bool:
-    """Whether adapters may reach the target's output layer; without a list they reach every module."""
+    """Whether adapters of ``modules`` may reach the target's output layer. Without a list they reach every module."""
     return modules is None or any(module.rpartition(".")[2] == "lm_head" for module in modules)
 
 
@@ -256,14 +260,14 @@ FEATURES: tuple[Feature, ...] = (
 
 
 def check_declaration(method: str, declared: Declaration) -> None:
-    """Raise ``ValueError`` where a declaration names a feature that there is not, or that no method can bear."""
+    """Raise ``ValueError`` if a declaration names a feature that does not exist, or that no method can bear."""
     known = {feature.name for feature in FEATURES if feature.bearable}
     if unknown := (declared.bears | declared.chains_bear) - known:
         raise ValueError(f"method {method!r} declares to bear {sorted(unknown)}, but known are {sorted(known)}.")
 
 
 def refused(feature: Feature, declared: Declaration) -> Refused | None:
-    """What a method with this declaration is refused of ``feature``; ``None`` for nothing."""
+    """How a method with this declaration is refused ``feature``, ``None`` if it is not."""
     if feature.name in declared.bears:
         return None
     reason = feature.reasons.get(declared.reads, feature.reason)
@@ -271,7 +275,7 @@ def refused(feature: Feature, declared: Declaration) -> Refused | None:
 
 
 def refused_to(declared: Declaration) -> list[Refused]:
-    """Everything that a method with this declaration is refused, in the table's order."""
+    """All features that a method with this declaration is refused, in the table's order."""
     return [found for feature in FEATURES if (found := refused(feature, declared)) is not None]
 
 

@@ -34,13 +34,14 @@ class Method:
     speculator: str
     """``module:class`` of a ``StepSpeculator``, or a function that makes one of vLLM's configuration and a device."""
     check: str | None = None
-    """``module:function`` that looks at the finished configuration."""
+    """``module:function`` that checks the finished configuration."""
     architecture: str | None = None
-    """Name under which the drafter's serving model is registered with vLLM; ``None`` where there is no drafter."""
+    """The name under which the drafter's serving model is registered with vLLM. ``None`` if the method has none."""
     serving_model: str | None = None
     """``module:class`` of the drafter's serving model."""
     metrics: str | None = None
-    """``module:name`` of two classes in place of the encoder-cache connector's: for Prometheus and for the log."""
+    """``module:name`` of two classes for metrics, in Prometheus and in the log. They take the place of those of vLLM's
+    encoder-cache connector."""
 
     def __post_init__(self) -> None:
         check_declaration(self.name, self.declares)
@@ -54,7 +55,7 @@ ANY_LANGUAGE_MODEL = Declaration(
     keeps=Keeps.APART,
     bears=COMMON | {"data_parallel_moe", "lora", "ec_connector", "mla", "mrope", "quantised_cache", "sliding_window"},
 )
-"""Nothing of the target's is read but what it said."""
+"""The declaration of methods that read only the text that the target wrote."""
 
 
 METHODS: dict[str, Method] = {

@@ -1,7 +1,7 @@
 """A drafter that is served by its own name, ``vllm serve DRAFTER``: its ``config.json`` names target and method.
 
-The keys are those of the library speculators, which vLLM reads too. They are checked here as far as it can be done
-without loading vLLM and without fetching anything.
+The keys are those of the library speculators, which vLLM reads too. They are checked here as far as possible without
+loading vLLM and without fetching anything.
 """
 
 import json
@@ -24,7 +24,8 @@ AS_TREES = {
     for name, method in METHODS.items()
     if issubclass(method.options, StockDrafterOptions)
 }
-"""By vLLM's method for a drafter, ours. vLLM would draft chains with it, whatever method the user asks for."""
+"""Our method for each of vLLM's methods whose drafters we load. vLLM would draft chains with such a drafter, whatever
+method the user asks for."""
 
 VERIFIER = "speculators_config.verifier.name_or_path"
 
@@ -47,7 +48,7 @@ class _Speculators(_Strict):
 
 
 class _Config(_Strict):
-    """What vLLM insists on; a ``config.json`` has other keys besides."""
+    """The keys that vLLM insists on. A ``config.json`` has others besides."""
 
     speculators_config: _Speculators
     speculators_model_type: str
@@ -61,12 +62,12 @@ class Served:
     target: str
     """A folder or a hub id."""
     speculative: dict[str, Any]
-    """The keys of ``--speculative-config``, the user's among them."""
+    """The keys of ``--speculative-config``, with the user's."""
 
 
 def served_keys(method: str, target: str) -> dict[str, Any]:
-    """What makes ``config.json`` that of a drafter that can be served by its own name, with ``method``'s own number of
-    drafted tokens. ``target`` is a hub id or a folder; a relative one is seen from the drafter's folder."""
+    """The keys with which a drafter's ``config.json`` lets it be served by its own name, with ``method``'s default
+    number of drafted tokens. ``target`` is a hub id or a folder; a relative one is seen from the drafter's folder."""
     tokens = METHODS[method].options.model_fields["num_speculative_tokens"].default
     return {
         "speculators_model_type": method,
@@ -87,7 +88,7 @@ def write(folder: Path, method: str, target: str) -> None:
 
 
 def of_folder(model: str, given: Any) -> Served | None:
-    """The same as ``resolve`` where ``model`` is a folder with a ``config.json``, else ``None``."""
+    """``resolve`` for a ``model`` that is a folder with a ``config.json``, else ``None``."""
     folder = Path(model)
     if not os.path.isfile(folder / "config.json"):
         return None
@@ -98,10 +99,10 @@ def of_folder(model: str, given: Any) -> Served | None:
 
 def resolve(model: str, config: Mapping[str, Any], given: Any) -> Served | None:
     """What to serve in the place of ``model``, whose ``config.json`` is ``config``, when the user's
-    ``--speculative-config`` is ``given``. ``None`` where ``model`` is no drafter with such keys, or where none of our
-    methods is named, which is vLLM's business.
+    ``--speculative-config`` is ``given``. ``None`` leaves it to vLLM: ``model`` is no drafter with such keys, or none
+    of our methods is named.
 
-    Raises ``ConfigurationError`` where the keys are wrong, the user contradicts them, or the target is not there.
+    Raises ``ConfigurationError`` if the keys are wrong, the user contradicts them, or the target is not there.
     """
     if config.get("speculators_config") is None:
         return None
@@ -118,7 +119,7 @@ def resolve(model: str, config: Mapping[str, Any], given: Any) -> Served | None:
             f"{model!r}: leave the key out, or serve the target."
         )
     read = _read(place, config)
-    # What it says with a type of vLLM's is the length of a chain.
+    # With a type of vLLM's, the number in the file is the length of a chain.
     tokens = {"num_speculative_tokens": read.proposal_methods[0].speculative_tokens} if method == kind else {}
     target = _locate(model, place, read.verifier.name_or_path)
     return Served(target, {**tokens, **users, "method": method, "model": model})
@@ -134,7 +135,7 @@ def refuse_drafter(model: str, target: str, config: Mapping[str, Any]) -> None:
 
 
 def _method(place: str, kind: Any, asked: str | None) -> str:
-    """The method for a checkpoint of the type ``kind`` when the user has ``asked`` for one; one of the two is ours."""
+    """The method for a checkpoint of the type ``kind`` when the user has ``asked`` for one. One of the two is ours."""
     if asked not in (None, kind) and not (isinstance(kind, str) and AS_TREES.get(kind) == asked):
         raise ConfigurationError(
             f"{place}: speculators_model_type is {short(repr(kind))}, but speculative-config key 'method' is "
@@ -161,11 +162,11 @@ def _read(place: str, config: Mapping[str, Any]) -> _Speculators:
 
 
 def _locate(model: str, place: str, name: str) -> str:
-    """The target ``name`` as seen from the drafter's folder, so that it is the same from everywhere, or else as vLLM
-    sees it: from the current directory, or on the hub."""
+    """Where the target ``name`` is. A relative path is first looked up from the drafter's folder, so that it is the
+    same from everywhere, then as vLLM does: from the current directory, or on the hub."""
     seen = os.path.expanduser(name)
-    if os.path.isdir(model) and not os.path.isabs(seen) and os.path.exists(own := os.path.join(model, seen)):
-        found = os.path.realpath(own)
+    if os.path.isdir(model) and not os.path.isabs(seen) and os.path.exists(beside := os.path.join(model, seen)):
+        found = os.path.realpath(beside)
     elif os.path.exists(seen):
         found = seen
     elif "://" not in name and (is_path(name) or name.count("/") > 1):

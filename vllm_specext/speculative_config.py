@@ -1,4 +1,4 @@
-"""The value of ``--speculative-config``, checked as far as it can be without loading vLLM or weights."""
+"""The value of ``--speculative-config``, checked as far as possible without loading vLLM or weights."""
 
 import json
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from vllm_specext.options import parse
 from vllm_specext.registry import METHODS
 
 MAX_NESTING = 32
-"""Lists and objects within each other. No key takes more than a few, and what formats values counts on an end."""
+"""Lists and objects may be nested so deep. No key takes more than a few, and code that formats values needs an end."""
 
 SHOWN = 60
-"""Characters of a value that is shown in an error."""
+"""Characters of a value that an error shows."""
 
 
 def read(text: str) -> Any:
-    """``text`` as JSON."""
+    """Read ``text`` as JSON."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -27,7 +27,7 @@ def read(text: str) -> Any:
 
 
 def keys(value: Any) -> dict[str, Any]:
-    """``value`` as keys of ``--speculative-config``, with the underscores that vLLM also reads dashes as."""
+    """The keys of ``--speculative-config`` in ``value``, with underscores for dashes, as vLLM reads them too."""
     if _nesting(value) > MAX_NESTING:
         raise _too_deep()
     if not isinstance(value, Mapping):
@@ -45,7 +45,7 @@ def keys(value: Any) -> dict[str, Any]:
 
 
 FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
-"""vLLM's engine arguments that stand for a key each."""
+"""Engine arguments of vLLM that each stand for a key."""
 
 
 def with_flags(found: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def with_flags(found: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
 
 
 def check(value: Any) -> None:
-    """Refuse what is no configuration and, for our methods, wrong keys, a drafter that cannot be anywhere and one whose
-    ``config.json`` is damaged. vLLM's own methods are left to vLLM."""
+    """Refuse a value that is no configuration. For our methods, also refuse wrong keys, a drafter that cannot be
+    anywhere and one whose ``config.json`` is damaged. vLLM checks the keys of its own methods."""
     found = keys(value)
     method = found.get("method")
     if method in METHODS:
@@ -75,7 +75,7 @@ def check(value: Any) -> None:
 
 
 def _nesting(value: Any) -> int:
-    """Lists and objects around the innermost value, counted up to one more than are allowed."""
+    """How deep lists and objects are nested in ``value``, counted up to one more than is allowed."""
     depth, level = 0, [value]
     while depth <= MAX_NESTING:
         inner = [each for each in level if isinstance(each, Mapping | list)]
@@ -93,5 +93,5 @@ def _too_deep() -> ConfigurationError:
 
 
 def short(text: str) -> str:
-    """``text`` as an error shows it."""
+    """Shorten ``text`` to what an error shows."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -11,7 +11,7 @@ from openai import OpenAI
 from tests.e2e.conftest import DEPTH, Client
 from vllm_specext.demo.run import ask_in_turn, speculation, summarize
 from vllm_specext.demo.server import SWIFT, Server
-from vllm_specext.methods.swift.stored import read_found
+from vllm_specext.methods.swift.search.stored import read_found
 
 SEARCH_METRICS = [
     f"vllm:specext_swift_{name}"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.conftest import ROUND, TIGHT_FOR_TREES, Result
 from tests.engine.test_lossless import differing
-from vllm_specext.methods.swift.stored import read_found
+from vllm_specext.methods.swift.search.stored import read_found
 
 Engines = Callable[..., Result]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.engine.verification.tree_states import TreeStates
-from vllm_specext.methods.swift.candidates import draft_tree
+from vllm_specext.methods.swift.draft_tree import draft_tree
 from vllm_specext.methods.swift.speculator import of_chain
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.expansion import Expansion
@@ -102,7 +102,7 @@ def swift(trees: TreeStates, random: torch.Generator, nodes: int) -> Draft:
     requests = len(trees.is_chain)
     tokens, log_probs = best(random, requests, SHAPE.levels)
     sampled = torch.rand(requests, generator=random) < 0.5
-    tree = draft_tree(tokens, log_probs, sampled=sampled, confidence=0.5, nodes=nodes, max_levels=trees.shape.levels)
+    tree = draft_tree(tokens, log_probs, sampled=sampled, confidence=0.5, nodes=nodes, max_depth=trees.shape.levels)
     draft = kept(of_chain(tree, tokens, trees.shape.levels), trees, drafting(trees, chains=True))
     assert draft.num_nodes is not None
     return Draft(draft.tokens, draft.num_nodes.tolist())

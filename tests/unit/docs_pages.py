@@ -35,7 +35,7 @@ class Block:
 
 
 def blocks(*languages: str) -> Iterator[Block]:
-    """Of all pages, those in one of ``languages``, or all."""
+    """The blocks of all pages, in one of ``languages`` or, without any, in all."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         between = [paragraphs(piece) for piece in FENCED.sub("\0", text).split("\0")]
@@ -53,7 +53,7 @@ def blocks(*languages: str) -> Iterator[Block]:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Of what stands between two blocks, without comments; a heading is an empty one."""
+    """The paragraphs of what stands between two blocks, without comments. A heading is an empty one."""
     visible = re.sub(r"^<!--.*-->$", "", text, flags=re.MULTILINE).strip("\n").split("\n\n")
     return ["" if re.match("#+ ", piece) else piece for piece in visible]
 
@@ -64,6 +64,6 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub and mkdocs make them."""
+    """The headings' anchors, as GitHub and mkdocs make them."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -34,10 +34,10 @@ def test_vllm_has_none_of_our_methods_by_name_and_no_trees() -> None:
     assert [key for key in keys if "tree" in key and not key.startswith("suffix_decoding_")] == []
 
 
-def tli(**own: str) -> speculative.SpeculativeConfig:
+def tli(**keys: str) -> speculative.SpeculativeConfig:
     target = ModelConfig(str(TARGET), dtype="float32", max_model_len=64)
     return speculative.SpeculativeConfig(
-        target_model_config=target, target_parallel_config=ParallelConfig(), **VLLM_TLI | own
+        target_model_config=target, target_parallel_config=ParallelConfig(), **VLLM_TLI | keys
     )
 
 

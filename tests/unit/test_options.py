@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options import GriffinOptions, MethodOptions, MoAOptions, check_sizes, parse
+from vllm_specext.methods.swift.sizes import GREEDY, SAMPLED
+from vllm_specext.options import GriffinOptions, MethodOptions, MoAOptions, SwiftOptions, check_sizes, parse
 from vllm_specext.tree.budget import TreeShape
 
 GOOD = {"method": "griffin", "model": "drafter", "num_speculative_tokens": 4, "tree_top_k": 1}
@@ -24,6 +25,11 @@ def test_moa_has_the_published_tree_and_the_checkpoints_target_layer_inference()
     assert options.tree == TreeShape(62, 6, 8)
     assert options.target_layer_inference is None
     check_sizes(options, 1024, None)
+
+
+def test_swifts_trees_are_as_deep_as_published_and_as_wide_as_its_tables_of_candidates() -> None:
+    options = parse(SwiftOptions, {"method": "swift"})
+    assert options.tree == TreeShape(32, 25, max(*GREEDY, *SAMPLED)) == TreeShape(32, 25, 10)
 
 
 BAD: list[tuple[type[MethodOptions], dict[str, Any], list[str]]] = [

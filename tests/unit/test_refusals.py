@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from scripts.docs_tables import TABLES
 from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.refusals import FEATURES, Launch, check_declaration, refused, refused_to
@@ -125,7 +126,7 @@ def test_an_ordinary_launch_is_not_refused(method: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "change", "feature"),
-    [(method, *case) for method, own in UNSUPPORTED_BY.items() for case in UNSUPPORTED + own],
+    [(method, *case) for method, cases in UNSUPPORTED_BY.items() for case in UNSUPPORTED + cases],
 )
 def test_an_unsupported_combination_is_refused_by_name(method: str, change: dict[str, Any], feature: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -140,7 +141,7 @@ def test_every_entry_of_the_table_is_reached_by_a_case_above(method: str) -> Non
     assert [feature.name for feature in closed if not any(map(feature.applies, launches))] == []
 
 
-@pytest.mark.parametrize(("method", "change"), [(method, case) for method, own in TREES_ONLY.items() for case in own])
+@pytest.mark.parametrize(("method", "change"), [(name, case) for name, cases in TREES_ONLY.items() for case in cases])
 def test_what_only_trees_cannot_do_is_open_to_chains(method: str, change: dict[str, Any]) -> None:
     refuse(method, launch(**change, drafts_trees=False))
     with pytest.raises(ConfigurationError, match="tree_top_k 1 drafts chains"):
@@ -212,6 +213,11 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "sliding_window": {"sliding_window": 4096},
 }
 """A launch that asks for each feature of the table."""
+
+
+def test_a_feature_has_one_row_in_the_feature_matrix() -> None:
+    first_cells = [row.split(" | ")[0] for row in TABLES["refusals"]().splitlines()]
+    assert len(set(first_cells)) == len(first_cells) > 20
 
 
 def test_there_is_a_launch_for_every_feature() -> None:

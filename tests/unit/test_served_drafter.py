@@ -226,7 +226,7 @@ def test_bundled_models_that_can_be_served_alone_are_no_served_drafters(model: s
 
 
 def overridden(original: Any, model: str, given: Any = None, tokenizer: str | None = None) -> Any:
-    """As vLLM asks for it."""
+    """What is served, asked for as vLLM does."""
     return engine.override_with_drafter(original)(
         model=model,
         tokenizer=tokenizer,

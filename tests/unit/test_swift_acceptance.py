@@ -2,14 +2,14 @@
 
 import pytest
 
-from vllm_specext.methods.swift.acceptance import AcceptanceWatch, Verification
+from vllm_specext.methods.swift.search.acceptance import AcceptanceWatch, DraftOutcome
 
 
 def watched(*chains: tuple[int, int]) -> AcceptanceWatch:
     """After chains of which so many tokens were right and so many reached."""
     watch = AcceptanceWatch()
     for right, reached in chains:
-        watch.note(Verification(accepted=right, levels=reached, right=right, reached=reached))
+        watch.note(DraftOutcome(accepted=right, depth=reached, right=right, reached=reached))
     return watch
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_specext.methods.swift.agreement import Agreement
-from vllm_specext.methods.swift.layers import SkipSet
-from vllm_specext.methods.swift.search import Search, SearchOptions
+from vllm_specext.methods.swift.search.agreement import Agreement
+from vllm_specext.methods.swift.search.search import Search, SearchOptions
+from vllm_specext.methods.swift.search.skip_set import SkipSet
 
 LAYERS = 12
 
@@ -44,9 +44,9 @@ class Suggests:
         return SkipSet.of(LAYERS, range(self.calls % 7, self.calls % 7 + 9)) if self.calls % 2 else None
 
 
-def search_of(agreement: Agreement, own: Suggests | None) -> Search:
+def search_of(agreement: Agreement, local: Suggests | None) -> Search:
     options = SearchOptions(swift_bayes_interval=3, swift_max_steps=60)
-    return Search(SkipSet.uniform(LAYERS), options, agreement.on_suggestions_of(own))
+    return Search(SkipSet.uniform(LAYERS), options, agreement.on_suggestions_of(local))
 
 
 def course(agreed: bool) -> tuple[list[SkipSet], list[SkipSet]]:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks.swift_search import Probe, Step, acceptance, cost, plot, restarting, right_share, table
-from vllm_specext.methods.swift.acceptance import WINDOW, AcceptanceWatch, Verification
-from vllm_specext.methods.swift.layers import SkipSet
+from vllm_specext.methods.swift.search.acceptance import AVERAGED_VERIFICATIONS, AcceptanceWatch, DraftOutcome
+from vllm_specext.methods.swift.search.skip_set import SkipSet
 
 
 def test_the_searchs_own_time_is_told_apart_from_its_passes() -> None:
@@ -25,7 +25,7 @@ def test_the_searchs_own_time_is_told_apart_from_its_passes() -> None:
 
 
 def test_acceptance_is_of_levels_and_not_of_verifications() -> None:
-    seen = [Verification(1, 2, 1, 2), Verification(3, 6, 2, 3)]
+    seen = [DraftOutcome(1, 2, 1, 2), DraftOutcome(3, 6, 2, 3)]
     assert (acceptance(seen), right_share(seen)) == (0.5, 0.6)
 
 
@@ -36,9 +36,9 @@ def test_a_probe_stays_with_its_set_and_counts() -> None:
     assert candidate.skipped == probe.active
     assert not probe.needs_incumbent(candidate, 1.0)
     assert not probe.settle(candidate, 1.0)
-    probe.note(Verification(2, 4, 1, 2))
+    probe.note(DraftOutcome(2, 4, 1, 2))
     assert (probe.right, probe.reached) == (1, 2)
-    assert (probe.scores, probe.accepted, probe.levels, probe.verifications) == ([1.0], 2, 4, 1)
+    assert (probe.scores, probe.accepted, probe.depth, probe.verifications) == ([1.0], 2, 4, 1)
     assert Probe(SkipSet.uniform(12), measures=False).propose() is None
 
 
@@ -47,8 +47,8 @@ def test_restarts_can_be_left_out_and_come_back(restarts: bool) -> None:
     def falls() -> bool:
         watch = AcceptanceWatch()
         for accepted in (1, 0):
-            for _ in range(2 * WINDOW):
-                watch.note(Verification(accepted, 1, accepted, 1))
+            for _ in range(2 * AVERAGED_VERIFICATIONS):
+                watch.note(DraftOutcome(accepted, 1, accepted, 1))
         return watch.has_fallen
 
     with restarting(restarts):

@@ -1,11 +1,11 @@
-"""The target as its own drafter: the target's own modules, less the sub-layers that are left out."""
+"""The target as its own drafter: the target's modules, without the sub-layers that are skipped."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from vllm_specext.methods.swift.drafter import SelfDrafter
-from vllm_specext.methods.swift.layers import SkipSet
+from vllm_specext.methods.swift.search.skip_set import SkipSet
 
 LAYERS, WIDTH, VOCABULARY = 5, 8, 11
 
@@ -28,7 +28,7 @@ class Layer(nn.Module):
 
 
 class Target(nn.Module):
-    """With the names of vLLM's Llama."""
+    """A small model with the names of vLLM's Llama."""
 
     def __init__(self) -> None:
         super().__init__()

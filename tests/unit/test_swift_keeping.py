@@ -11,11 +11,11 @@ import pytest
 
 from tests.unit.test_swift_search import LAYERS, START, chain, run, search, step
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.swift.acceptance import WINDOW
-from vllm_specext.methods.swift.keeping import INTERVAL, Keeper, logger, settled
 from vllm_specext.methods.swift.prepare import prepare
-from vllm_specext.methods.swift.search import INCUMBENT_INTERVAL, SCORINGS, TOLERANCE, Search, SearchOptions
-from vllm_specext.methods.swift.stored import Target, read_found
+from vllm_specext.methods.swift.search.acceptance import AVERAGED_VERIFICATIONS
+from vllm_specext.methods.swift.search.keeping import INTERVAL, SetRecorder, logger, settled
+from vllm_specext.methods.swift.search.search import INCUMBENT_INTERVAL, SCORINGS, TOLERANCE, Search, SearchOptions
+from vllm_specext.methods.swift.search.stored import Target, read_found
 from vllm_specext.options import SwiftOptions
 from vllm_specext.refusals import Launch
 
@@ -37,17 +37,17 @@ def lines(log: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def keeper(searching: Search, path: Path | None = None, **options: Any) -> Keeper:
-    return Keeper(searching, SearchOptions(**options), TARGET, path)
+def recorder(searching: Search, path: Path | None = None, **options: Any) -> SetRecorder:
+    return SetRecorder(searching, SearchOptions(**options), TARGET, path)
 
 
 def find_better(searching: Search, score: float) -> None:
-    """The next candidate is adopted, or the active set scored for the first time."""
+    """The next proposed set is adopted, or the active set scored for the first time."""
     step(searching, score, searching.best)
 
 
 def be_sure_of(searching: Search, score: float) -> None:
-    """The next candidate is adopted, or the active set scored for the first time, and then scored some more."""
+    """The next proposed set is adopted, or the active set scored for the first time, and then scored some more."""
     find_better(searching, score)
     try_in_vain(searching, (SCORINGS - 1) * (INCUMBENT_INTERVAL + 1))
 
@@ -57,15 +57,15 @@ def try_in_vain(searching: Search, steps: int) -> None:
         step(searching, 0.0, searching.best)
 
 
-def test_a_new_set_is_told_and_written_at_once(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+def test_a_new_set_is_logged_and_written_at_once(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     searching = search()
-    keeping = keeper(searching, tmp_path / "set.json")
+    keeping = recorder(searching, tmp_path / "set.json")
     find_better(searching, 0.3)
-    keeping.look()
+    keeping.record()
     assert lines(log) == []
     assert list(tmp_path.iterdir()) == []
     find_better(searching, 0.5)
-    keeping.look()
+    keeping.record()
     assert lines(log) == [f"SWIFT skips {searching.active}: set 1, matchness 0.50, after 1 candidate."]
     assert [path.name for path in tmp_path.iterdir()] == ["set.json"]
     found = read_found(tmp_path / "set.json")
@@ -73,29 +73,29 @@ def test_a_new_set_is_told_and_written_at_once(tmp_path: Path, log: pytest.LogCa
     assert (found.matchness, found.steps, found.history) == (0.5, 1, tuple(searching.history))
 
 
-def test_sets_that_follow_soon_are_told_together(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+def test_sets_that_follow_soon_are_logged_together(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     searching = search()
-    keeping = keeper(searching, tmp_path / "set.json")
-    told = []
+    keeping = recorder(searching, tmp_path / "set.json")
+    logged = []
     for number in range(INTERVAL + 3):
         find_better(searching, 0.1 + number / 100)
-        keeping.look()
-        keeping.look()
-        told += [settled(searching)] * len(lines(log))
-    assert told == [2, 2 + INTERVAL]
+        keeping.record()
+        keeping.record()
+        logged += [settled(searching)] * len(lines(log))
+    assert logged == [2, 2 + INTERVAL]
     assert read_found(tmp_path / "set.json").steps == 1 + INTERVAL < searching.steps
 
 
-def test_a_set_that_was_not_told_is_told_when_the_interval_is_over(log: pytest.LogCaptureFixture) -> None:
+def test_a_set_that_was_not_logged_is_logged_when_the_interval_is_over(log: pytest.LogCaptureFixture) -> None:
     searching = search()
-    keeping = keeper(searching)
+    keeping = recorder(searching)
     for score in (0.1, 0.2, 0.3):
         find_better(searching, score)
-        keeping.look()
+        keeping.record()
     assert len(lines(log)) == 1
     for _ in range(INTERVAL):
         try_in_vain(searching, 1)
-        keeping.look()
+        keeping.record()
     assert [line.partition(": ")[2] for line in lines(log)] == [
         f"set 2, matchness 0.30, after {INTERVAL + 1} candidates."
     ]
@@ -113,43 +113,43 @@ def test_a_set_that_was_not_told_is_told_when_the_interval_is_over(log: pytest.L
         ),
     ],
 )
-def test_the_end_of_the_search_is_told_once_with_its_reason_and_written(
+def test_the_end_of_the_search_is_logged_once_with_its_reason_and_written(
     tmp_path: Path, log: pytest.LogCaptureFixture, options: dict[str, Any], end: Any, why: str
 ) -> None:
     searching = search(**options)
-    keeping = keeper(searching, tmp_path / "set.json", **options)
+    keeping = recorder(searching, tmp_path / "set.json", **options)
     find_better(searching, 0.5)
     end(searching)
     for _ in range(3):
-        keeping.look()
+        keeping.record()
     (line,) = lines(log)
     assert line.endswith(f". The search stops: {why}.")
     found = read_found(tmp_path / "set.json")
     assert (found.skipped, found.steps) == (searching.active, searching.steps)
 
 
-def test_a_new_start_is_told_and_so_is_the_next_end(log: pytest.LogCaptureFixture) -> None:
+def test_a_new_start_is_logged_and_so_is_the_next_end(log: pytest.LogCaptureFixture) -> None:
     searching = search()
-    keeping = keeper(searching)
+    keeping = recorder(searching)
     be_sure_of(searching, 0.97)
-    keeping.look()
+    keeping.record()
     assert "The search stops" in lines(log)[0]
-    for accepted in [9] * WINDOW + [1] * WINDOW:
+    for accepted in [9] * AVERAGED_VERIFICATIONS + [1] * AVERAGED_VERIFICATIONS:
         searching.note(chain(accepted, 10))
     assert searching.restarts == 1
-    keeping.look()
+    keeping.record()
     assert [line.partition(",")[0] for line in lines(log)] == ["SWIFT's search starts anew"]
     be_sure_of(searching, 0.98)
-    keeping.look()
+    keeping.record()
     assert "The search stops" in lines(log)[0]
 
 
-def test_nothing_is_told_or_written_where_nothing_is_searched_for(
+def test_nothing_is_logged_or_written_where_nothing_is_searched_for(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     searching = search(swift_max_steps=0)
-    keeping = keeper(searching, tmp_path / "set.json", swift_max_steps=0)
-    keeping.look()
+    keeping = recorder(searching, tmp_path / "set.json", swift_max_steps=0)
+    keeping.record()
     keeping.save()
     assert lines(log) == []
     assert list(tmp_path.iterdir()) == []
@@ -158,9 +158,9 @@ def test_nothing_is_told_or_written_where_nothing_is_searched_for(
 def test_at_the_end_what_was_tried_since_is_written_once_more(tmp_path: Path) -> None:
     path = tmp_path / "set.json"
     searching = search()
-    keeping = keeper(searching, path)
+    keeping = recorder(searching, path)
     run(searching, lambda skipped: 0.4, steps=7)
-    keeping.look()
+    keeping.record()
     assert not path.exists()
     keeping.save()
     found = read_found(path)
@@ -175,10 +175,10 @@ def test_a_file_that_cannot_be_written_is_one_warning_and_written_when_it_can_be
 ) -> None:
     path = tmp_path / "gone" / "set.json"
     searching = search(swift_max_steps=3)
-    keeping = keeper(searching, path, swift_max_steps=3)
+    keeping = recorder(searching, path, swift_max_steps=3)
     for score in (0.1, 0.2):
         find_better(searching, score)
-        keeping.look()
+        keeping.record()
     try_in_vain(searching, 1)
     keeping.save()
     warnings = [record.getMessage() for record in log.records if record.levelno == logging.WARNING]
@@ -186,7 +186,7 @@ def test_a_file_that_cannot_be_written_is_one_warning_and_written_when_it_can_be
     assert str(path) in warnings[0]
     path.parent.mkdir()
     try_in_vain(searching, 1)
-    keeping.look()
+    keeping.record()
     assert read_found(path).steps == 3
 
 
@@ -231,7 +231,7 @@ def test_a_place_to_write_is_refused_where_nothing_is_searched_for(tmp_path: Pat
     path = tmp_path / "set.json"
     assert "'swift_max_steps' is 0" in refusal(swift_save=str(path), swift_max_steps=0)
     searching = search()
-    keeping = keeper(searching, path)
+    keeping = recorder(searching, path)
     find_better(searching, 0.5)
     keeping.save()
     assert "'swift_layers'" in refusal(swift_save=str(path), swift_layers=str(path))

@@ -20,9 +20,9 @@ from tests.unit.test_swift_keeping import be_sure_of
 from tests.unit.test_swift_search import chain, search, step
 from vllm_specext.demo.server import GRIFFIN_CHAIN
 from vllm_specext.engine.runner_patches import _sample_tokens
-from vllm_specext.methods.swift.acceptance import WINDOW
-from vllm_specext.methods.swift.keeping import settled
-from vllm_specext.methods.swift.metrics import News
+from vllm_specext.methods.swift.metrics import SearchStats
+from vllm_specext.methods.swift.search.acceptance import AVERAGED_VERIFICATIONS
+from vllm_specext.methods.swift.search.keeping import settled
 
 SWIFT = {"method": "swift", "num_speculative_tokens": 8}
 NOTHING_NEW = {"matchness": None, "acceptance": None, "version": 0, "steps": 0, "restarts": 0}
@@ -39,46 +39,46 @@ def registry() -> Iterator[None]:
     unregister_vllm_metrics()
 
 
-def told(**news: Any) -> SchedulerStats:
-    return SchedulerStats(ec_connector_stats=NOTHING_NEW | news)
+def stats_with(**stats: Any) -> SchedulerStats:
+    return SchedulerStats(ec_connector_stats=NOTHING_NEW | stats)
 
 
 def swift(name: str, engine: int = 0) -> float | None:
     return value(f"swift_{name}", engine)
 
 
-def test_news_are_told_once_and_counts_as_what_was_added() -> None:
+def test_changes_are_given_once_and_counts_as_what_was_added() -> None:
     searching = search()
-    news = News(searching)
-    assert news.take() is None
+    stats = SearchStats(searching)
+    assert stats.changes() is None
     step(searching, 0.3)
     step(searching, 0.5, 0.3)
-    assert news.take() == NOTHING_NEW | {"matchness": 0.5, "version": 1, "steps": 2}
-    assert news.take() is None
+    assert stats.changes() == NOTHING_NEW | {"matchness": 0.5, "version": 1, "steps": 2}
+    assert stats.changes() is None
     step(searching, 0.4)
-    assert news.take() == NOTHING_NEW | {"matchness": 0.5, "version": 1, "steps": 1}
+    assert stats.changes() == NOTHING_NEW | {"matchness": 0.5, "version": 1, "steps": 1}
 
 
-def test_an_acceptance_that_stays_the_same_is_no_news() -> None:
+def test_an_acceptance_that_stays_the_same_is_no_change() -> None:
     searching = search(swift_max_steps=0)
-    news = News(searching)
+    stats = SearchStats(searching)
     rates = []
-    for number in range(3 * WINDOW):
+    for number in range(3 * AVERAGED_VERIFICATIONS):
         searching.note(chain(2 + number % 2, 3))
-        if (new := news.take()) is not None:
+        if (new := stats.changes()) is not None:
             rates.append(new["acceptance"])
     assert rates[0] == 0.67
     assert rates[-1] == pytest.approx(2.5 / 3, abs=0.01)
-    assert len(rates) < WINDOW
+    assert len(rates) < AVERAGED_VERIFICATIONS
 
 
-def test_a_restart_is_news() -> None:
+def test_a_restart_is_a_change() -> None:
     searching = search()
-    news = News(searching)
+    stats = SearchStats(searching)
     be_sure_of(searching, 0.97)
-    for accepted in [9] * WINDOW + [1] * WINDOW:
+    for accepted in [9] * AVERAGED_VERIFICATIONS + [1] * AVERAGED_VERIFICATIONS:
         searching.note(chain(accepted, 10))
-    new = news.take()
+    new = stats.changes()
     assert new is not None
     assert (new["restarts"], new["steps"], new["matchness"]) == (1, settled(searching), None)
 
@@ -88,13 +88,13 @@ def runner(speculator: Any) -> SimpleNamespace:
     return SimpleNamespace(speculator=speculator, vllm_config=SimpleNamespace(speculative_config=None))
 
 
-def test_news_pass_from_the_worker_to_the_front_end(config: Any) -> None:
+def test_statistics_pass_from_the_worker_to_the_front_end(config: Any) -> None:
     """Through the wrapped runner, as between processes pickled, vLLM's scheduler and its wire format."""
     searching = search()
     step(searching, 0.3)
     answer = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0}, sampled_token_ids=[[5]])
     sample = _sample_tokens(lambda self, grammar: SimpleNamespace(model_runner_output=answer))
-    pending = sample(runner(SimpleNamespace(news=News(searching))), None)
+    pending = sample(runner(SimpleNamespace(stats=SearchStats(searching))), None)
     engine = scheduler(config)
     engine.add_request(request("a"))
     scheduled = engine.schedule()
@@ -105,14 +105,14 @@ def test_news_pass_from_the_worker_to_the_front_end(config: Any) -> None:
     assert (swift("matchness"), swift("search_steps_total")) == (0.3, 1)
 
 
-def test_a_runner_without_news_hands_on_what_it_made() -> None:
+def test_a_runner_without_changes_hands_on_what_it_made() -> None:
     made = SimpleNamespace(model_runner_output=SimpleNamespace(ec_connector_output=None))
-    silent = SimpleNamespace(take=lambda: None)
-    for speculator, output in ((None, made), (SimpleNamespace(), made), (SimpleNamespace(news=silent), made)):
+    silent = SimpleNamespace(changes=lambda: None)
+    for speculator, output in ((None, made), (SimpleNamespace(), made), (SimpleNamespace(stats=silent), made)):
         sample = _sample_tokens(lambda self, grammar, output=output: output)
         assert sample(runner(speculator), None) is made
         assert made.model_runner_output.ec_connector_output is None
-    talkative = runner(SimpleNamespace(news=SimpleNamespace(take=lambda: NOTHING_NEW)))
+    talkative = runner(SimpleNamespace(stats=SimpleNamespace(changes=lambda: NOTHING_NEW)))
     assert _sample_tokens(lambda self, grammar: None)(talkative, None) is None  # the step failed
 
 
@@ -120,9 +120,9 @@ def test_everything_is_published_with_vllms_labels(config: Any) -> None:
     manager = StatLoggerManager(config)
     assert [swift(name) for name in ("set_version", "search_steps_total", "restarts_total")] == [0, 0, 0]
     assert [swift(name) for name in ("matchness", "acceptance")] == [None, None]
-    manager.record(told(matchness=0.5, steps=2, version=1), None)
-    manager.record(told(acceptance=0.9, steps=3, version=2), None)
-    manager.record(told(matchness=0.75, steps=1, restarts=1, version=2), None)
+    manager.record(stats_with(matchness=0.5, steps=2, version=1), None)
+    manager.record(stats_with(acceptance=0.9, steps=3, version=2), None)
+    manager.record(stats_with(matchness=0.75, steps=1, restarts=1, version=2), None)
     manager.record(SchedulerStats(), None)
     assert [swift(name) for name in ("matchness", "acceptance", "set_version")] == [0.75, 0.9, 2]
     assert [swift(name) for name in ("search_steps_total", "restarts_total")] == [6, 1]
@@ -130,8 +130,8 @@ def test_everything_is_published_with_vllms_labels(config: Any) -> None:
 
 def test_several_engines_are_told_apart(config: Any) -> None:
     manager = StatLoggerManager(config, engine_idxs=[0, 1])
-    manager.record(told(matchness=0.5, steps=2), None, engine_idx=0)
-    manager.record(told(matchness=0.6, steps=3), None, engine_idx=1)
+    manager.record(stats_with(matchness=0.5, steps=2), None, engine_idx=0)
+    manager.record(stats_with(matchness=0.6, steps=3), None, engine_idx=1)
     assert [swift("matchness", engine) for engine in (0, 1)] == [0.5, 0.6]
     assert [swift("search_steps_total", engine) for engine in (0, 1)] == [2, 3]
 
@@ -144,15 +144,15 @@ def swift_lines(manager: StatLoggerManager) -> list[str]:
     return lines
 
 
-def test_the_log_has_a_line_where_there_was_news_since_the_last(config: Any) -> None:
+def test_the_log_has_a_line_where_something_changed_since_the_last(config: Any) -> None:
     manager = StatLoggerManager(config)
     assert swift_lines(manager) == []
-    manager.record(told(matchness=0.5, steps=2, version=1), None)
+    manager.record(stats_with(matchness=0.5, steps=2, version=1), None)
     assert swift_lines(manager) == [
         "SWIFT metrics: Matchness: 0.50, Right in chains: unknown, Set: 1, Sets evaluated: 2, Restarts: 0"
     ]
     assert swift_lines(manager) == []
-    manager.record(told(acceptance=0.875, steps=3, version=2, restarts=1), None)
+    manager.record(stats_with(acceptance=0.875, steps=3, version=2, restarts=1), None)
     assert swift_lines(manager) == [
         "SWIFT metrics: Matchness: 0.50, Right in chains: 0.88, Set: 2, Sets evaluated: 5, Restarts: 1"
     ]

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from tests.unit.test_swift_stored import FOUND, TARGET
 from vllm_specext.cli import app, main
-from vllm_specext.methods.swift.layers import SkipSet
-from vllm_specext.methods.swift.stored import FoundSet, Target, write_found
+from vllm_specext.methods.swift.search.skip_set import SkipSet
+from vllm_specext.methods.swift.search.stored import FoundSet, Target, write_found
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(
 def test_a_picture_without_matplotlib_is_refused_with_what_to_install(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "vllm_specext.methods.swift.picture", raising=False)
+    monkeypatch.delitem(sys.modules, "vllm_specext.methods.swift.search.picture", raising=False)
     for name in ("matplotlib", "matplotlib.axes", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     assert "vllm-specext[bench]" in refusal(monkeypatch, path, "--output", tmp_path / "picture.png")

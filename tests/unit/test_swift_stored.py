@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.swift.layers import SkipSet
-from vllm_specext.methods.swift.search import Kind, Step
-from vllm_specext.methods.swift.stored import FoundSet, Target, check_target, read_found, write_found
+from vllm_specext.methods.swift.search.search import Kind, Step
+from vllm_specext.methods.swift.search.skip_set import SkipSet
+from vllm_specext.methods.swift.search.stored import FoundSet, Target, check_target, read_found, write_found
 
 TARGET = Target("org/model", "LlamaForCausalLM", 12, 512, 4096)
 HISTORY = (
@@ -153,7 +153,7 @@ def test_the_picture_shows_every_sub_layer_as_kept_skipped_or_never_skipped() ->
     pytest.importorskip("matplotlib")
     from matplotlib.colors import same_color
 
-    from vllm_specext.methods.swift.picture import NEVER_SKIPPED, SKIPPED, draw_set
+    from vllm_specext.methods.swift.search.picture import NEVER_SKIPPED, SKIPPED, draw_set
 
     axes = with_axes(lambda axes: draw_set(axes, FOUND.skipped))
     cells = {
@@ -171,7 +171,7 @@ def test_the_picture_shows_every_sub_layer_as_kept_skipped_or_never_skipped() ->
 
 def test_the_picture_shows_all_scores_and_the_active_sets() -> None:
     pytest.importorskip("matplotlib")
-    from vllm_specext.methods.swift.picture import draw_history
+    from vllm_specext.methods.swift.search.picture import draw_history
 
     axes = with_axes(lambda axes: draw_history(axes, HISTORY))
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
@@ -182,7 +182,7 @@ def test_the_picture_shows_all_scores_and_the_active_sets() -> None:
 
 def test_the_picture_is_written_even_without_a_history(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from vllm_specext.methods.swift.picture import save_picture
+    from vllm_specext.methods.swift.search.picture import save_picture
 
     save_picture(tmp_path / "search.png", FOUND.skipped, ())
     assert (tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")

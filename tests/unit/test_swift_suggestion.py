@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from vllm_specext.methods.swift.bayes import suggest
-from vllm_specext.methods.swift.layers import SkipSet, num_variables
-from vllm_specext.methods.swift.search import Observation
-from vllm_specext.methods.swift.suggestion import BayesianSuggester
+from vllm_specext.methods.swift.search.bayes import suggest
+from vllm_specext.methods.swift.search.search import Observation
+from vllm_specext.methods.swift.search.skip_set import SkipSet, num_variables
+from vllm_specext.methods.swift.search.suggestion import BayesianSuggester
 
 LAYERS, SKIPPED = 8, 5
 HARMLESS = {0, 2, 3, 7, 11}
@@ -188,7 +188,7 @@ def test_an_answer_is_one_write(unbuffered: str) -> None:
     """A socket of packets tells writes apart."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     request = {"variables": 4, "skipped": 2, "seed": 1, "points": ["3", "5"], "scores": [0.1, 0.2]}
-    program = [sys.executable, "-m", "vllm_specext.methods.swift.suggestion_process", str(os.getpid())]
+    program = [sys.executable, "-m", "vllm_specext.methods.swift.search.suggestion_process", str(os.getpid())]
     with ours, theirs:
         ours.settimeout(PATIENCE)
         subprocess.run(
@@ -211,8 +211,8 @@ def test_no_observations_start_no_suggestion(suggester: BayesianSuggester) -> No
 
 ENGINE = """
 import os, signal, time
-from vllm_specext.methods.swift.layers import SkipSet
-from vllm_specext.methods.swift.suggestion import BayesianSuggester
+from vllm_specext.methods.swift.search.skip_set import SkipSet
+from vllm_specext.methods.swift.search.suggestion import BayesianSuggester
 suggester = BayesianSuggester(8, 5)
 suggester.ask([(SkipSet.uniform(8), 0.5)] * 300)
 print(suggester.pid, flush=True)

@@ -1,7 +1,7 @@
 """The ``vllm-specext`` command: one file per sub-command, nothing heavy imported before it is needed.
 
-A ``ConfigurationError`` from anywhere below is the user's to put right: it is printed as one sentence, exit status 1.
-So is the absence of a package that an extra brings.
+The user can put a ``ConfigurationError`` right: it is printed as one sentence, and the exit status is 1. The same holds
+for a missing package that an extra brings.
 """
 
 import sys
@@ -22,7 +22,7 @@ from vllm_specext.errors import ConfigurationError
 
 PROGRAM = "vllm-specext"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What all that typer says of arguments is; where its class is to be had depends on typer's version."""
+"""The base class of typer's errors about arguments. Where it is defined depends on typer's version."""
 
 app = typer.Typer(
     name=PROGRAM,
@@ -39,7 +39,7 @@ def common(
         typer.Option("--version", callback=show_version, is_eager=True, help="Show our version and vLLM's, and exit."),
     ] = False,
 ) -> None:
-    """What every sub-command shares: no more than this option."""
+    """The options that every sub-command shares."""
 
 
 # `serve` hands every argument on, `--help` included.
@@ -77,9 +77,9 @@ def main() -> None:
 
 
 def refuse_usage(error: Any) -> int:
-    """Print what typer says of an argument, after the command's usage, in one line; returns the status to end with.
+    """Print what typer says about an argument in one line, after the command's usage. Returns the exit status.
 
-    Where there is no message, it was the help that a command without arguments shows, which is printed already.
+    An error without a message is the help that a command without arguments shows; it is printed already.
     """
     if message := error.format_message():
         usage = "" if error.ctx is None else f"{error.ctx.get_usage()}\n"

@@ -10,21 +10,21 @@ BROUGHT_BY = {
     **dict.fromkeys(("vllm", "torch", "transformers", "tokenizers", "prometheus_client"), ENGINE),
     **dict.fromkeys(("httpx", "matplotlib", "openai", "pandas", "psutil"), BENCH),
 }
-"""What to install, by module. The packages that vllm-specext itself depends on are not here."""
+"""What to install for each module. The packages that vllm-specext itself depends on are not here."""
 
 
 def require(*modules: str) -> None:
-    """Refuse to go on without ``modules`` before any work is done; none of them is imported."""
+    """Refuse to go on without ``modules``, before any work is done. None of them is imported."""
     for module in modules:
         if find_spec(module) is None:
             raise _absent(module)
 
 
 def absent(error: ModuleNotFoundError) -> ConfigurationError | None:
-    """The sentence for an import that failed; ``None`` where no extra brings the module, which is a mistake of ours.
+    """The sentence for an import that failed, ``None`` if no extra brings the module, which is our mistake.
 
-    A part of a package that is there has a name with dots, and its absence is no missing extra; neither is that of a
-    package's metadata, which is an error of a class of its own.
+    No extra is missing when only a part of a package is (its name has dots), or a package's metadata (that error has
+    another class).
     """
     return _absent(error.name) if type(error) is ModuleNotFoundError and error.name in BROUGHT_BY else None
 

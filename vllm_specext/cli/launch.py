@@ -1,6 +1,6 @@
-"""What of the arguments of ``vllm serve`` can be told to be wrong before vLLM is loaded, which takes ten seconds.
+"""What can be wrong with the arguments of ``vllm serve``, found before vLLM is loaded, which takes ten seconds.
 
-Whatever is not understood here is left to vLLM.
+vLLM deals with all that is not understood here.
 """
 
 import os
@@ -15,11 +15,11 @@ from vllm_specext.methods.source import check_config, is_path
 
 SPECULATIVE = ("--speculative-config", "-sc")
 LISTENS_ELSEWHERE = ("--uds", "--headless", "--data-parallel")
-"""Beginnings of options with which ``--port`` may not be listened on."""
+"""Beginnings of options with which the server may not listen on ``--port``."""
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Refuse a target or drafter that is not there, a bad ``--speculative-config`` and a port that cannot be had."""
+    """Refuse a target or drafter that does not exist, a bad ``--speculative-config`` and a port that is taken."""
     given = read_options(arguments)
     target = target_of(arguments)
     # vLLM reads nothing and "None" as none.
@@ -38,8 +38,8 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def read_options(arguments: Sequence[str]) -> dict[str, str]:
-    """Options with the value after ``=`` or the next argument, with dashes for underscores; the last of several
-    counts. What follows an option without a value is not told from one, so ask only for those that have one."""
+    """Read options with the value after ``=`` or in the next argument, with dashes for underscores. The last of several
+    counts. An option without a value gets the next argument as its value, so ask only for those that have one."""
     found = {}
     for argument, following in zip_longest(arguments, arguments[1:]):
         name, equals, value = argument.partition("=")
@@ -52,14 +52,15 @@ def read_options(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def target_of(arguments: Sequence[str]) -> str | None:
-    """The model, where it is told from other arguments without knowing vLLM's."""
+    """The model, if it can be told from other arguments without knowing vLLM's arguments."""
     if "--model" in (given := read_options(arguments)):
         return given["--model"]
     return arguments[0] if arguments and not arguments[0].startswith("-") else None
 
 
 def check_target(what: str, target: str) -> None:
-    """Refuse a path where nothing is, and a folder whose ``config.json`` is damaged; ``what`` names it in errors."""
+    """Refuse a path where nothing is, and a folder whose ``config.json`` is damaged. Errors call the target
+    ``what``."""
     path = Path(target)  # without its own exists(), which raises for a name that is too long
     if is_path(target) and not os.path.exists(path):
         raise ConfigurationError(f"{what} is {target!r}, which does not exist.")

@@ -1,4 +1,4 @@
-"""Text of which nothing is cut: whole lines in a pipe, lines that break between words on a terminal."""
+"""Text that is never cut: whole lines in a pipe, lines that break between words on a terminal."""
 
 import shutil
 import sys

@@ -1,6 +1,8 @@
-"""``vllm-specext methods [NAME]``: what can be asked for, and what is refused, from what the engine itself reads."""
+"""``vllm-specext methods [NAME]``: the methods, their keys and what is refused, from what the engine itself reads."""
 
 import json
+from collections import defaultdict
+from itertools import groupby
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +17,7 @@ from vllm_specext.registry import METHODS
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="Show this method alone: its keys, and what is refused to it.", show_default=False),
+        typer.Argument(help="Show only this method: its keys, and what it is refused.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything about each as JSON.")] = False,
 ) -> None:
@@ -36,9 +38,13 @@ def show_all() -> None:
         show(f"{method.name}: {method.summary}", 2)
     show("")
     show("Refused at start:")
-    for (feature, reason, trees_only), names in refused_methods().items():
-        who = "every method" if len(names) == len(METHODS) else ", ".join(names)
-        show(f"{feature}: {'draft trees of ' if trees_only else ''}{who}, because {reason}", 2)
+    for feature, refusals in groupby(refused_methods().items(), key=lambda entry: entry[0].feature):
+        who: defaultdict[str, list[str]] = defaultdict(list)
+        for refused, names in sorted(refusals, key=lambda entry: entry[0].trees_only):
+            those = "every method" if len(names) == len(METHODS) else ", ".join(names)
+            who[refused.reason].append(f"draft trees of {those}" if refused.trees_only else those)
+        because = (f"{' and '.join(those)}, because {reason}" for reason, those in who.items())
+        show(f"{feature}: {'; '.join(because)}", 2)
 
 
 def show_one(name: str) -> None:
@@ -58,7 +64,7 @@ def show_one(name: str) -> None:
 
 
 def described(name: str) -> dict[str, Any]:
-    """Everything about one method, for JSON."""
+    """Everything about the method ``name``, for JSON."""
     return {
         "summary": METHODS[name].summary,
         "keys": keys_of(name),
@@ -67,7 +73,8 @@ def described(name: str) -> dict[str, Any]:
 
 
 def keys_of(name: str) -> dict[str, dict[str, Any]]:
-    """Whether each key is required, its default, ``None`` for a required one, and its meaning."""
+    """For each key of the method ``name``: whether it is required, its default (``None`` if required) and its
+    meaning."""
     return {
         key: {
             "required": field.is_required(),
@@ -79,7 +86,7 @@ def keys_of(name: str) -> dict[str, dict[str, Any]]:
 
 
 def refused_methods() -> dict[Refused, list[str]]:
-    """The methods that each refusal is for; refusals of the same feature follow each other."""
+    """The methods that each refusal is for. Refusals of the same feature follow each other."""
     found: dict[Refused, list[str]] = {}
     for name in METHODS:
         for refused in refused_to(name):
@@ -89,5 +96,5 @@ def refused_methods() -> dict[Refused, list[str]]:
 
 
 def refused_to(name: str) -> list[Refused]:
-    """The combinations that the method ``name`` is refused."""
+    """The features that the method ``name`` is refused."""
     return refused_by_declaration(METHODS[name].declares)

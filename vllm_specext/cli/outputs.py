@@ -1,4 +1,4 @@
-"""Places that a command writes to, tried before its work begins."""
+"""Files and folders that a command writes to, tried before its work begins."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from vllm_specext.errors import ConfigurationError
 
 
 def check_folder(option: str, path: Path) -> None:
-    """Make the folder ``path`` and a file in it, which is removed again; ``option`` is what the user gave it as."""
+    """Make the folder ``path``, and make and remove a file in it. Errors name the user's ``option``."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         trial = path / f".vllm-specext-{os.getpid()}"
@@ -18,7 +18,7 @@ def check_folder(option: str, path: Path) -> None:
 
 
 def check_file(option: str, path: Path) -> None:
-    """Make the file ``path``, and remove it again; one that is there is left as it is."""
+    """Make and remove the file ``path``. A file that exists stays as it is. Errors name the user's ``option``."""
     try:
         if path.is_dir():
             raise IsADirectoryError(None, "it is a folder")
@@ -35,7 +35,7 @@ def check_file(option: str, path: Path) -> None:
 
 
 def refusal(option: str, path: Path, error: OSError | ValueError) -> ConfigurationError:
-    """The sentence for a place that could not be written to."""
+    """The sentence for a file or folder that could not be written to."""
     if isinstance(error, FileExistsError):
         why = "it is a file, and has to be a folder"
     elif isinstance(error, FileNotFoundError) and not path.parent.is_dir():

@@ -1,6 +1,6 @@
 """``vllm-specext pair TARGET DRAFTER``: what two tokenizers have in common, and which method drafts best across them.
 
-Reads tokenizers and configurations only: no weights, and no torch where there is a ``tokenizer.json``.
+The command reads only tokenizers and configurations: no weights, and no torch if there is a ``tokenizer.json``.
 """
 
 import json
@@ -43,7 +43,7 @@ def pair(
 
 
 def bundled_text() -> str:
-    """Python and English: the demonstration's prompts that are not written as a chat."""
+    """A sample of Python and English: the demonstration's prompts that are not written as a chat."""
     from vllm_specext import demo
 
     prompts = json.loads((Path(demo.__file__).parent / "prompts.json").read_text())
@@ -78,6 +78,6 @@ def tokenizers_table(target: "TokenizerFiles", drafter: "TokenizerFiles", found:
 
 def methods_table(advice: "list[Advice]") -> Table:
     table = Table("method", "num_speculative_tokens", "because", caption="best first", caption_justify="left")
-    for own in advice:
-        table.add_row(own.method, str(own.num_speculative_tokens or "do not use"), escape(own.why))
+    for one in advice:
+        table.add_row(one.method, str(one.num_speculative_tokens or "do not use"), escape(one.why))
     return table

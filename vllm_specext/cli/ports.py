@@ -8,7 +8,7 @@ HIGHEST = 65535
 
 
 def read_port(text: str) -> int:
-    """The value of ``--port``."""
+    """Read the value of ``--port``."""
     try:
         port = int(text)
     except ValueError:
@@ -19,7 +19,7 @@ def read_port(text: str) -> int:
 
 
 def check_free(host: str, port: int) -> None:
-    """Listen on ``port`` of ``host`` for a moment, as vLLM's server will; an empty host is every address."""
+    """Listen on ``port`` of ``host`` for a moment, as vLLM's server will. An empty host is every address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

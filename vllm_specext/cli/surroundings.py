@@ -1,4 +1,4 @@
-"""What of a machine and its environment belongs in a bug report, without what is nobody's business."""
+"""What a bug report says about a machine and its environment, without secrets."""
 
 import os
 import platform
@@ -38,7 +38,7 @@ def memory() -> str:
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that vLLM and what it stands on read, by name; secrets are said to be set, and no more."""
+    """The variables that vLLM and its libraries read, by name. Of a secret only this is said, that it is set."""
     chosen = sorted(name for name in variables if name.startswith(PREFIXES) or name in NAMES)
     return {name: shown(name, variables[name]) for name in chosen}
 
@@ -50,7 +50,7 @@ def shown(name: str, value: str) -> str:
 
 
 def plugins() -> dict[str, str]:
-    """vLLM's general plug-ins that are installed, and where they come from."""
+    """The installed general plug-ins of vLLM, and where they come from."""
     allowed = os.environ.get("VLLM_PLUGINS")
     found = {}
     for entry in metadata.entry_points(group=PLUGINS):

@@ -1,4 +1,4 @@
-"""``vllm-specext swift FILE``: a set of layers that SWIFT found and ``swift_save`` kept, as text and as a picture."""
+"""``vllm-specext swift FILE``: a set of layers that SWIFT found and ``swift_save`` wrote, as text and as a picture."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +13,8 @@ from vllm_specext.cli.outputs import check_file, refusal
 from vllm_specext.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from vllm_specext.methods.swift.layers import SkipSet
-    from vllm_specext.methods.swift.stored import FoundSet
+    from vllm_specext.methods.swift.search.skip_set import SkipSet
+    from vllm_specext.methods.swift.search.stored import FoundSet
 
 LAYERS_PER_ROW = 20
 KEPT, SKIPPED = "#", "."
@@ -25,7 +25,7 @@ def swift(
     output: Annotated[Path | None, typer.Option(help="Draw the set and its search to this file.")] = None,
 ) -> None:
     """Show a set of layers that the method swift found."""
-    from vllm_specext.methods.swift.stored import read_found
+    from vllm_specext.methods.swift.search.stored import read_found
 
     if not file.is_file():
         raise ConfigurationError(f"{file} is no file.")
@@ -63,13 +63,13 @@ def layers_table(skipped: "SkipSet") -> Table:
 
 
 def marked(layers: range, skipped: tuple[int, ...]) -> str:
-    """In groups of ten."""
+    """A mark for each of ``layers``, kept or skipped, in groups of ten."""
     marks = "".join(SKIPPED if layer in skipped else KEPT for layer in layers)
     return " ".join(marks[first : first + 10] for first in range(0, len(marks), 10))
 
 
 def draw(path: Path, found: "FoundSet") -> None:
-    from vllm_specext.methods.swift.picture import save_picture
+    from vllm_specext.methods.swift.search.picture import save_picture
 
     try:
         save_picture(path, found.skipped, found.history)

@@ -1,4 +1,4 @@
-"""``vllm-specext --version``: our version and that of the vLLM beside it."""
+"""``vllm-specext --version``: our version and the installed vLLM's."""
 
 import typer
 
@@ -6,7 +6,7 @@ import vllm_specext
 
 
 def show_version(asked: bool) -> None:
-    """Print one line and end the command, if ``asked``; imports neither torch nor vLLM."""
+    """Print one line and end the command, if ``asked``. Neither torch nor vLLM is imported."""
     if not asked:
         return
     from vllm_specext.engine.guard import installed_vllm

@@ -101,12 +101,12 @@ def _sample_tokens(original: Callable) -> Callable:
         output = original(self, grammar_output)
         if is_ours(self.vllm_config.speculative_config):
             check_ranks(self)
-        news = getattr(self.speculator, "news", None)
-        if output is not None and news is not None and (statistics := news.take()) is not None:
+        stats = getattr(self.speculator, "stats", None)
+        if output is not None and stats is not None and (changes := stats.changes()) is not None:
             from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorStats
             from vllm.v1.outputs import ECConnectorOutput
 
-            carrier = ECConnectorOutput(ec_connector_stats=ECConnectorStats(statistics))
+            carrier = ECConnectorOutput(ec_connector_stats=ECConnectorStats(changes))
             output.model_runner_output.ec_connector_output = carrier
         return output
 

@@ -20,6 +20,9 @@ class StepSpeculator(DraftModelSpeculator):
     draft_lengths: np.ndarray | None = None
     """What the scheduler is told of the last drafts, ``[R]``; ``None`` for the same number for all."""
 
+    stats: Any = None
+    """What goes to the metrics, where a method has some: ``changes()`` gives what is new since the last call."""
+
     def draft(self, step: Step) -> Drafts:
         """Draft ``step.length`` tokens for each request, or fewer."""
         raise NotImplementedError

@@ -1,1 +1,2 @@
-"""SWIFT (arXiv 2410.06916): the target drafts for itself by skipping sub-layers, and learns while it serves which."""
+"""SWIFT (arXiv 2410.06916): the target drafts for itself by skipping sub-layers, and learns while serving which to
+skip."""

@@ -1,7 +1,7 @@
-"""The target as its own drafter: its layers, some of their sub-layers left out.
+"""The target as its own drafter: its layers, without some of their sub-layers.
 
-Only for targets whose layers are Llama's: attention behind one norm and an MLP behind another, each added to the
-residual stream. A sub-layer that is left out is the identity, and a skipped attention writes no keys and values.
+This works only for targets with layers like Llama's: attention after one norm and an MLP after another, each added to
+the residual stream. A skipped sub-layer is the identity, and a skipped attention writes no keys and values.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vllm_specext.methods.swift.layers import ATTENTION, MLP, SkipSet, SubLayer
+from vllm_specext.methods.swift.search.skip_set import ATTENTION, MLP, SkipSet, SubLayer
 
 END = "end"
 
 
 class SelfDrafter(nn.Module):
-    """Shares all modules with ``target``, one of vLLM's causal language models."""
+    """A drafter that shares all modules with ``target``, one of vLLM's causal language models."""
 
     def __init__(self, target: Any, skipped: SkipSet) -> None:
         super().__init__()
@@ -26,13 +26,14 @@ class SelfDrafter(nn.Module):
 
     @contextmanager
     def in_pieces(self, before: Callable[[SubLayer | str], None]) -> Iterator[None]:
-        """Skip nothing in here, and tell ``before`` of each sub-layer that is about to run and of the ``END``."""
-        own = self.skipped, self._before
+        """Skip nothing in this block. Call ``before`` with each sub-layer right before it runs, and with ``END`` after
+        the last one."""
+        outer = self.skipped, self._before
         self.skipped, self._before = SkipSet(self.skipped.layers, (), ()), before
         try:
             yield
         finally:
-            self.skipped, self._before = own
+            self.skipped, self._before = outer
 
     def forward(
         self,
@@ -41,7 +42,7 @@ class SelfDrafter(nn.Module):
         hidden_states: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """``[T, E]``: what ``compute_logits`` reads."""
+        """The hidden states ``[T, E]`` that ``compute_logits`` reads."""
         model, before = self.target.model, self._before
         hidden = self.target.embed_input_ids(input_ids)
         # Added in place: a graph of one sub-layer finds the stream where the graph of any other left it.

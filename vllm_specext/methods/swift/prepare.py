@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.swift.layers import num_skipped
-from vllm_specext.methods.swift.stored import Target, check_target, read_found
+from vllm_specext.methods.swift.search.skip_set import num_skipped
+from vllm_specext.methods.swift.search.stored import Target, check_target, read_found
 from vllm_specext.options import SwiftOptions
 from vllm_specext.refusals import LLAMA_LIKE, Launch
 
 
 def prepare(options: SwiftOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values for vLLM's own speculative keys; nothing is overridden, because there is no drafter."""
+    """Check target and files, and return values for vLLM's speculative keys. Nothing is overridden: there is no
+    drafter."""
     target = describe(launch.model)
     if target.architecture not in LLAMA_LIKE:
         raise ConfigurationError(
@@ -28,7 +29,7 @@ def prepare(options: SwiftOptions, launch: Launch) -> tuple[dict[str, Any], dict
 
 
 def check_save(options: SwiftOptions) -> None:
-    """Refuse a file that nothing would be written to, or that could not be written."""
+    """Refuse a ``swift_save`` that nothing would be written to, or that cannot be written."""
     if options.swift_save is None:
         return
     key, path = f"speculative-config key 'swift_save' is {options.swift_save!r}", Path(options.swift_save)
@@ -45,7 +46,7 @@ def check_save(options: SwiftOptions) -> None:
 
 
 def describe(model: Any) -> Target:
-    """``model`` is the target's ``ModelConfig``."""
+    """The target whose ``ModelConfig`` is ``model``."""
     return Target(
         model=model.model,
         architecture=model.architectures[0],

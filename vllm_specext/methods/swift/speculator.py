@@ -2,7 +2,7 @@
 
 A draft is a chain that the target writes with some of its sub-layers left out, over its own cache: keys and values of
 drafted tokens go to the KV slots from the last sampled token on, which the next verification overwrites in all layers.
-Around the chain hang the alternatives of the levels at which the drafter was unsure (``candidates.py``). Drafting ends
+Around the chain hang the alternatives of the levels at which the drafter was unsure (``draft_tree.py``). Drafting ends
 when no request's chain goes on, which the host has to ask after every level: a level costs half a pass of the target,
 and one that nobody needs would cost more than the question.
 
@@ -35,18 +35,19 @@ from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over
 from vllm_specext.engine.fused_kernels import fused_kernels
 from vllm_specext.engine.graph_sizes import few_sizes
-from vllm_specext.methods.swift.acceptance import Verification
-from vllm_specext.methods.swift.agreement import Agreement
-from vllm_specext.methods.swift.candidates import NUM_CANDIDATES, DraftTree, draft_tree, goes_on, right_tokens
+from vllm_specext.methods.swift.draft_tree import DraftTree, draft_tree, goes_on, right_tokens
 from vllm_specext.methods.swift.drafter import SelfDrafter
-from vllm_specext.methods.swift.keeping import Keeper
-from vllm_specext.methods.swift.layers import SkipSet, num_skipped
-from vllm_specext.methods.swift.metrics import News
+from vllm_specext.methods.swift.metrics import SearchStats
 from vllm_specext.methods.swift.prepare import describe
-from vllm_specext.methods.swift.search import Candidate, Search, SearchOptions
-from vllm_specext.methods.swift.stored import read_found
-from vllm_specext.methods.swift.suggestion import BayesianSuggester
-from vllm_specext.methods.swift.window import Window
+from vllm_specext.methods.swift.search.acceptance import DraftOutcome
+from vllm_specext.methods.swift.search.agreement import Agreement
+from vllm_specext.methods.swift.search.keeping import SetRecorder
+from vllm_specext.methods.swift.search.search import ProposedSet, Search, SearchOptions
+from vllm_specext.methods.swift.search.skip_set import SkipSet, num_skipped
+from vllm_specext.methods.swift.search.stored import read_found
+from vllm_specext.methods.swift.search.suggestion import BayesianSuggester
+from vllm_specext.methods.swift.search.window import Window
+from vllm_specext.methods.swift.sizes import NUM_CANDIDATES
 from vllm_specext.options import SwiftOptions
 from vllm_specext.tree.expansion import best_tokens
 from vllm_specext.tree.topology import pack
@@ -56,7 +57,7 @@ LEVEL, WINDOW = "level", "window"
 
 
 @dataclass(frozen=True)
-class Told:
+class HostStats:
     """What the host has to know of a step."""
 
     nodes: np.ndarray
@@ -64,7 +65,7 @@ class Told:
     roots: np.ndarray
     """``[R]``: positions of the last sampled tokens."""
     verified: np.ndarray
-    """``[R, 4]``: what the drafts before were worth, in ``Verification``'s order."""
+    """``[R, 4]``: what the drafts before were worth, in ``DraftOutcome``'s order."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +139,13 @@ class SwiftSpeculator(StepSpeculator):
         if suggester is not None and search.swift_max_steps and search.swift_bayes_interval:
             suggester.start()
         self.search = Search(start, search, self.agreement.on_suggestions_of(suggester))
-        self.news = News(self.search)
+        self.stats = SearchStats(self.search)
         parallel, save = self.vllm_config.parallel_config, self.options.swift_save
-        self.keeper: Keeper | None = None
+        self.recorder: SetRecorder | None = None
         if parallel.rank == 0:
             path = None if save is None or parallel.data_parallel_index else Path(save)
-            self.keeper = Keeper(self.search, search, describe(self.vllm_config.model_config), path)
-            weakref.finalize(self, self.keeper.save)
+            self.recorder = SetRecorder(self.search, search, describe(self.vllm_config.model_config), path)
+            weakref.finalize(self, self.recorder.save)
         self.target_names = set(target_attn_layer_names)
         return SelfDrafter(target_model, start)
 
@@ -179,7 +180,7 @@ class SwiftSpeculator(StepSpeculator):
         if step.length == 0:
             nothing = newest.new_zeros(requests, 2)
             if not step.dummy:
-                self._learn(step, self._told(step, nothing), nothing[:, :0], nothing[:, 1])
+                self._learn(step, self._to_host(step, nothing), nothing[:, :0], nothing[:, 1])
             return Drafts(nothing[:, :0])
         tokens, log_probs = self._draft_chains(step)
         tree = draft_tree(
@@ -188,7 +189,7 @@ class SwiftSpeculator(StepSpeculator):
             sampled=step.temperature[step.batch.idx_mapping] > 0,
             confidence=self.options.swift_confidence,
             nodes=step.length,
-            max_levels=self.levels,
+            max_depth=self.levels,
         )
         if step.dummy:
             return Drafts(tree.tokens)
@@ -196,9 +197,9 @@ class SwiftSpeculator(StepSpeculator):
         assert draft.num_nodes is not None
         assert isinstance(draft.chain_lengths, Tensor)
         levels = draft.chain_lengths[:, 0]
-        told = self._told(step, torch.stack((draft.num_nodes, levels), dim=1))
-        self._learn(step, told, tokens[:, :, 0], levels)
-        return Drafts(draft.tokens, told.nodes)
+        stats = self._to_host(step, torch.stack((draft.num_nodes, levels), dim=1))
+        self._learn(step, stats, tokens[:, :, 0], levels)
+        return Drafts(draft.tokens, stats.nodes)
 
     def _draft_chains(self, step: Step) -> tuple[Tensor, Tensor]:
         """The most likely tokens of every level and their log-probabilities, ``[R, D, candidates]``."""
@@ -249,30 +250,30 @@ class SwiftSpeculator(StepSpeculator):
         self.roots.mask(first, end, self.root_slots)
         self.chains.mask(first, end)
 
-    def _told(self, step: Step, sizes: Tensor) -> Told:
+    def _to_host(self, step: Step, sizes: Tensor) -> HostStats:
         """In one copy, given nodes and levels of the drafts, ``sizes`` ``[R, 2]``."""
         roots = self.roots.starts[: step.requests, None] - self.root_slots
         copied = torch.cat((sizes[:, :1], roots, self._verified(step)), dim=1).cpu().numpy()
-        return Told(nodes=copied[:, 0], roots=copied[:, 1], verified=copied[:, 2:])
+        return HostStats(nodes=copied[:, 0], roots=copied[:, 1], verified=copied[:, 2:])
 
-    def _learn(self, step: Step, told: Told, chains: Tensor, levels: Tensor) -> None:
+    def _learn(self, step: Step, stats: HostStats, chains: Tensor, levels: Tensor) -> None:
         """Note how the last drafts did, and take a step of the search; ``chains`` ``[R, D]``, of which the first
         ``levels`` ``[R]`` count, were drafted just now."""
         slots = step.batch.idx_mapping
         drafts = step.batch.num_draft_tokens_per_req
         if drafts is not None:
-            for worth in told.verified[np.flatnonzero(drafts)].tolist():
-                self.search.note(Verification(*worth))
+            for worth in stats.verified[np.flatnonzero(drafts)].tolist():
+                self.search.note(DraftOutcome(*worth))
         self.drafted_chains[slots, : chains.shape[1]] = chains
         self.drafted_levels[slots] = levels
-        candidate = self.search.propose()
-        if candidate is not None:
-            self._evaluate(step, int(told.roots[0]), candidate)
-        if self.keeper is not None:
-            self.keeper.look()
+        proposed = self.search.propose()
+        if proposed is not None:
+            self._evaluate(step, int(stats.roots[0]), proposed)
+        if self.recorder is not None:
+            self.recorder.record()
 
     def _verified(self, step: Step) -> Tensor:
-        """What each request's last draft was worth, ``[R, 4]`` in ``Verification``'s order."""
+        """What each request's last draft was worth, ``[R, 4]`` in ``DraftOutcome``'s order."""
         requests, slots = step.requests, step.batch.idx_mapping
         sampled, levels = step.num_sampled[:requests, None], self.drafted_levels[slots][:, None]
         chains = self.drafted_chains[slots]
@@ -284,7 +285,7 @@ class SwiftSpeculator(StepSpeculator):
         right, reached = right_tokens(chains, text, known=(place < levels) & (place < sampled))
         return torch.cat((sampled - 1, levels, right[:, None], reached[:, None]), dim=1)
 
-    def _evaluate(self, step: Step, root: int, candidate: Candidate) -> None:
+    def _evaluate(self, step: Step, root: int, proposed: ProposedSet) -> None:
         """One step of the search, if the first request, whose last token is at position ``root``, has a window of its
         own text."""
         window, batch = self.window, step.batch
@@ -293,11 +294,11 @@ class SwiftSpeculator(StepSpeculator):
         if first < prompt or root + window.width + 1 >= self.max_model_len:
             return
         window.take(self.req_states.all_token_ids.gpu[batch.idx_mapping[0], first : root + 1], first)
-        score = self._matchness(candidate.skipped, first)
+        score = self._matchness(proposed.skipped, first)
         incumbent = None
-        if self.search.needs_incumbent(candidate, score):
+        if self.search.needs_incumbent(proposed, score):
             incumbent = self._matchness(self.search.active, first)
-        self.search.settle(candidate, score, incumbent)
+        self.search.settle(proposed, score, incumbent)
 
     def _matchness(self, skipped: SkipSet, first: int) -> float:
         """The share of the window's tokens, from position ``first`` on, that follow from the token before."""

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from torch import Tensor
 
-from vllm_specext.methods.swift.candidates import DraftTree, draft_tree, goes_on, right_tokens
+from vllm_specext.methods.swift.draft_tree import DraftTree, draft_tree, goes_on, right_tokens
 from vllm_specext.tree.topology import Topology, unpack
 from vllm_specext.tree.walk import accept_tree
 
-EXTRA_LEVELS = 2
-"""Of the walk, behind the last level drafted."""
+EXTRA_DEPTH = 2
+"""Levels that the walk may go beyond the last one drafted."""
 
 
 class Node(NamedTuple):
@@ -24,7 +24,7 @@ class Node(NamedTuple):
 
 
 def confidence_of(log_prob: float) -> float:
-    """In float32, as on the device."""
+    """The probability in float32, as on the device."""
     return torch.tensor(log_prob, dtype=torch.float32).exp().item()
 
 
@@ -51,17 +51,17 @@ def slow_tree(
     return [found[place].path for place in order[:nodes]]
 
 
-def check(tree: DraftTree, request: int, paths: list[tuple[int, ...]], levels: int) -> None:
-    own = len(paths)
-    assert tree.num_nodes[request] == own
+def check(tree: DraftTree, request: int, paths: list[tuple[int, ...]], depth: int) -> None:
+    count = len(paths)
+    assert tree.num_nodes[request] == count
     node_of = {(): 0} | {path: node for node, path in enumerate(paths, 1)}
-    padding = tree.tokens.shape[1] - own
+    padding = tree.tokens.shape[1] - count
     assert tree.tokens[request].tolist() == [path[-1] for path in paths] + [0] * padding
     topology = tree.topology
-    own_parents = list(range(own + 1, own + 1 + padding))
-    assert topology.parents[request].tolist() == [0, *(node_of[path[:-1]] for path in paths), *own_parents]
+    parents_of_padding = list(range(count + 1, count + 1 + padding))
+    assert topology.parents[request].tolist() == [0, *(node_of[path[:-1]] for path in paths), *parents_of_padding]
     depths = topology.depths[request].tolist()
-    assert depths == [0, *(len(path) for path in paths)] + [levels + EXTRA_LEVELS + 1] * padding
+    assert depths == [0, *(len(path) for path in paths)] + [depth + EXTRA_DEPTH + 1] * padding
 
 
 # Sums of these are exact, so they tie wherever they should.
@@ -81,14 +81,14 @@ class Drafts(NamedTuple):
 
 @st.composite
 def drafts(draw: DrawFn) -> Drafts:
-    requests, levels = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    requests, depth = draw(st.integers(1, 3)), draw(st.integers(1, 5))
     width = draw(st.sampled_from([1, 4, 10]))
     scores = st.one_of(SCORES, st.just(-0.03125))
     level = st.lists(scores, min_size=width, max_size=width).map(lambda row: sorted(row, reverse=True))
     ids = st.permutations(range(width + 2)).map(lambda row: row[:width])
     return Drafts(
-        [[draw(ids) for _ in range(levels)] for _ in range(requests)],
-        [[draw(level) for _ in range(levels)] for _ in range(requests)],
+        [[draw(ids) for _ in range(depth)] for _ in range(requests)],
+        [[draw(level) for _ in range(depth)] for _ in range(requests)],
         draw(st.lists(st.booleans(), min_size=requests, max_size=requests)),
     )
 
@@ -103,8 +103,8 @@ def as_float32(found: Drafts) -> list[list[list[float]]]:
 
 def grow(found: Drafts, confidence: float, nodes: int) -> DraftTree:
     tokens, log_probs, sampled = tensors(found)
-    max_levels = tokens.shape[1] + EXTRA_LEVELS
-    return draft_tree(tokens, log_probs, sampled=sampled, confidence=confidence, nodes=nodes, max_levels=max_levels)
+    max_depth = tokens.shape[1] + EXTRA_DEPTH
+    return draft_tree(tokens, log_probs, sampled=sampled, confidence=confidence, nodes=nodes, max_depth=max_depth)
 
 
 @settings(max_examples=40)
@@ -122,8 +122,8 @@ def test_the_tree_is_that_of_the_slow_reference(found: Drafts, confidence: float
 def test_nodes_see_their_ancestors_and_padding_sees_the_root_only(found: Drafts, nodes: int) -> None:
     tree = grow(found, 0.8, nodes)
     depths = tree.topology.depths
-    own = torch.arange(nodes + 1) <= tree.num_nodes[:, None]
-    expected = Topology.of(tree.topology.parents.where(own, 0), depths, depths.shape[1])
+    is_node = torch.arange(nodes + 1) <= tree.num_nodes[:, None]
+    expected = Topology.of(tree.topology.parents.where(is_node, 0), depths, depths.shape[1])
     assert torch.equal(tree.topology.ancestors, expected.ancestors)
 
 
@@ -134,9 +134,9 @@ def test_parents_come_first_and_siblings_hold_distinct_tokens(found: Drafts, nod
     node = torch.arange(nodes + 1)
     own_nodes = (node > 0) & (node <= tree.num_nodes[:, None])
     assert (tree.topology.parents < node)[own_nodes].all()
-    for request, own in enumerate(tree.num_nodes.tolist()):
-        parents = tree.topology.parents[request, 1 : own + 1].tolist()
-        children = list(zip(parents, tree.tokens[request, :own].tolist(), strict=True))
+    for request, count in enumerate(tree.num_nodes.tolist()):
+        parents = tree.topology.parents[request, 1 : count + 1].tolist()
+        children = list(zip(parents, tree.tokens[request, :count].tolist(), strict=True))
         assert len(set(children)) == len(children)
 
 
@@ -150,16 +150,14 @@ def test_a_smaller_tree_is_the_beginning_of_a_larger_one(found: Drafts, nodes: i
 
 @settings(max_examples=40)
 @given(drafts(), st.integers(1, 40))
-def test_what_stands_behind_a_chains_end_does_not_matter(found: Drafts, nodes: int) -> None:
+def test_what_stands_after_a_chains_end_does_not_matter(found: Drafts, nodes: int) -> None:
     tokens, log_probs, sampled = tensors(found)
-    levels = tokens.shape[1]
+    depth = tokens.shape[1]
     ended = ~goes_on(log_probs[..., 0], 0.8)
-    behind = (ended.int().cumsum(dim=1) - ended.int()) > 0
-    other = log_probs.masked_fill(behind[..., None], -0.01), tokens.masked_fill(behind[..., None], 0)
+    after_end = (ended.int().cumsum(dim=1) - ended.int()) > 0
+    other = log_probs.masked_fill(after_end[..., None], -0.01), tokens.masked_fill(after_end[..., None], 0)
     first = grow(found, 0.8, nodes)
-    second = draft_tree(
-        other[1], other[0], sampled=sampled, confidence=0.8, nodes=nodes, max_levels=levels + EXTRA_LEVELS
-    )
+    second = draft_tree(other[1], other[0], sampled=sampled, confidence=0.8, nodes=nodes, max_depth=depth + EXTRA_DEPTH)
     assert torch.equal(first.tokens, second.tokens)
     assert torch.equal(first.topology.depths, second.topology.depths)
 
@@ -168,21 +166,21 @@ def test_what_stands_behind_a_chains_end_does_not_matter(found: Drafts, nodes: i
 @given(drafts(), st.integers(1, 60))
 def test_a_target_that_always_draws_token_0_is_never_led_into_the_padding(found: Drafts, nodes: int) -> None:
     tree = grow(found, 0.8, nodes)
-    levels = len(found.tokens[0]) + EXTRA_LEVELS
+    depth = len(found.tokens[0]) + EXTRA_DEPTH
     requests = len(found.tokens)
     rows = requests * (nodes + 1)
     drafted = torch.cat((torch.zeros(requests, 1, dtype=torch.long), tree.tokens), dim=1).flatten()
     starts = torch.arange(0, rows + 1, nodes + 1)
     topology = tree.topology
-    _, _, path = accept_tree(torch.zeros(rows, dtype=torch.long), drafted, starts, topology.parents, levels)
+    _, _, path = accept_tree(torch.zeros(rows, dtype=torch.long), drafted, starts, topology.parents, depth)
     assert (path <= tree.num_nodes[:, None]).all()
 
 
 def test_padding_that_is_a_child_of_the_root_would_be_walked_into() -> None:
     """The test above can fail: it is the parent that keeps the walk out, not the token."""
     tree = grow(Drafts([[[1, 2]]], [[[-0.25, -2.0]]], [False]), 0.8, 4)
-    own = torch.arange(5) <= tree.num_nodes[:, None]
-    parents = tree.topology.parents.where(own, 0)
+    is_node = torch.arange(5) <= tree.num_nodes[:, None]
+    parents = tree.topology.parents.where(is_node, 0)
     drafted = torch.cat((torch.zeros(1, 1, dtype=torch.long), tree.tokens), dim=1).flatten()
     drawn = torch.zeros(5, dtype=torch.long)
     _, _, path = accept_tree(drawn, drafted, torch.tensor([0, 5]), parents, 3)
@@ -218,8 +216,8 @@ def test_the_unsure_level_is_kept_and_ends_the_chain() -> None:
     sure, unsure = [math.log(0.9), -9.0], [math.log(0.6), -9.0]
     tree = grow(Drafts([[[1, 2]] * 4], [[sure, unsure, sure, sure]], [False]), 0.8, 8)
     assert unpack(tree.topology.ancestors, 9).shape == (1, 9, 9)
-    own = tree.topology.depths[0, 1 : int(tree.num_nodes[0]) + 1]
-    assert sorted(own.tolist()) == [1, 1, 2, 2]
+    depths = tree.topology.depths[0, 1 : int(tree.num_nodes[0]) + 1]
+    assert sorted(depths.tolist()) == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +235,7 @@ def test_a_request_does_not_change_the_others() -> None:
     sampled = torch.tensor([False, True, False, True])
 
     def tree(of: slice) -> DraftTree:
-        return draft_tree(tokens[of], log_probs[of], sampled=sampled[of], confidence=0.8, nodes=32, max_levels=25)
+        return draft_tree(tokens[of], log_probs[of], sampled=sampled[of], confidence=0.8, nodes=32, max_depth=25)
 
     together = tree(slice(None))
     for request in range(4):
@@ -249,7 +247,7 @@ def test_a_request_does_not_change_the_others() -> None:
 def test_a_chain_is_right_up_to_its_first_wrong_token_which_was_reached_too() -> None:
     chains = torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, 3], [1, 2, 3], [1, 2, 3]])
     text = torch.tensor([[1, 2, 3], [1, 9, 3], [9, 2, 3], [1, 2, 3], [1, 2, 3]])
-    levels = torch.tensor([3, 3, 3, 2, 0])[:, None]
-    right, reached = right_tokens(chains, text, known=torch.arange(3) < levels)
+    depths = torch.tensor([3, 3, 3, 2, 0])[:, None]
+    right, reached = right_tokens(chains, text, known=torch.arange(3) < depths)
     assert right.tolist() == [3, 1, 0, 2, 0]
     assert reached.tolist() == [3, 2, 1, 2, 0]

@@ -1,8 +1,8 @@
 """The newest tokens of one request, read once more to see how many of them a set of skipped sub-layers predicts.
 
-The pass sees the text before the window as the target has cached it. Its own keys and values go behind the text: node
-``i`` is slot ``i`` behind what is before the window, which are the window itself, the last sampled token, and then the
-rows of this pass, of which each sees itself and those before it.
+The pass reads the text before the window as the target has cached it. It writes its keys and values after the text.
+From the start of the window on, the KV slots belong to the window itself, then to the last sampled token, then to the
+rows of this pass. Slot ``i`` of these is node ``i``. Each row sees itself and the rows before it.
 """
 
 from typing import Any
@@ -14,19 +14,19 @@ from vllm_specext.tree.topology import pack
 
 
 class Window:
-    """Of ``width`` tokens and the one behind them, in buffers that stay where they are."""
+    """A window of ``width`` tokens and the token after them, in buffers that stay at their addresses."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         self.width = width
         self.nodes = 2 * width + 1
         self._row = torch.arange(width, device=device)[None]
-        node, own = torch.arange(self.nodes, device=device), self._row.T + width + 1
-        self._sees = pack((node > width) & (node <= own))[None]
+        node, itself = torch.arange(self.nodes, device=device), self._row.T + width + 1
+        self._sees = pack((node > width) & (node <= itself))[None]
         self._ids = torch.zeros(width + 1, dtype=torch.int64, device=device)
         self._start = torch.zeros(1, dtype=torch.int64, device=device)
 
     def take(self, text: Tensor, first: int) -> None:
-        """``text`` ``[width + 1]`` begins at position ``first``."""
+        """Take ``text`` ``[width + 1]``, which begins at position ``first``, as the window."""
         self._ids.copy_(text)
         self._start.fill_(first)
 
@@ -42,6 +42,6 @@ class Window:
         }
 
     def matches(self, logits: Tensor) -> Tensor:
-        """The share of the tokens that are the most likely ones behind the one before, given ``logits``
-        ``[width, V]``; one number on the device."""
+        """Matchness: the share of tokens that are the most likely ones after the token before, by ``logits``
+        ``[width, V]``. One number on the device."""
         return (logits.argmax(dim=-1) == self._ids[1:]).float().mean()

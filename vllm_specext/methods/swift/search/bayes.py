@@ -1,9 +1,9 @@
 """One Bayesian suggestion from the scores of the sets tried so far.
 
 A Gaussian process (Matérn 5/2) is fitted to the scores; the suggestion skips the ``m`` largest coordinates of the point
-with the highest upper confidence bound, as published. Two things differ: sets are registered as they were tried, in
-zeros and ones, and the bound is maximised from one starting point, the best of 10,000, instead of eleven. With 76
-variables and 150 or 300 observations of a made-up score that took a fifth of the time and gave equally good sets.
+with the highest upper confidence bound, as published. Two things differ. Sets are registered as they were tried, in
+zeros and ones. And the bound is maximised from one starting point, the best of 10,000, instead of eleven: with 76
+variables and 150 or 300 observations of a made-up score, that took a fifth of the time and gave equally good sets.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from bayes_opt.acquisition import UpperConfidenceBound
 
 KAPPA = 2.5
 NOISE = 1e-2
-"""Variance of a score, relative to that of all scores."""
+"""The variance of one score, relative to the variance of all scores."""
 
 
 class _FromBestPoint(UpperConfidenceBound):
@@ -23,7 +23,7 @@ class _FromBestPoint(UpperConfidenceBound):
 
 
 def suggest(points: Sequence[Sequence[int]], scores: Sequence[float], skipped: int, seed: int) -> list[int]:
-    """The variables to skip, ascending; ``points`` are the sets tried, a 0 or 1 for each variable."""
+    """Suggest the variables to skip, ascending. ``points`` are the sets tried, with a 0 or 1 for each variable."""
     variables = len(points[0])
     optimizer = BayesianOptimization(
         f=None,

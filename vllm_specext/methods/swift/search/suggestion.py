@@ -1,11 +1,11 @@
 """Bayesian suggestions that never hold up the engine.
 
-They take seconds of a core, much of it under Python's lock, so a process of its own computes them, on one thread and at
-low priority. It starts when told to or else with the first suggestion, and ends with the engine, however that ends. A
-pipe to a program and not `multiprocessing`: vLLM's workers are daemons, which may have no such children, and spawning
-would run the user's script again. What is suggested follows from the observations and the seed alone; when it is there
-depends on the machine. A process that fails is started again once; if that fails too, there are no more suggestions
-and the search goes on at random.
+A suggestion takes seconds of a core, and much of that time it holds Python's lock. So another process computes it, on
+one thread and at low priority. The process starts when it is told to, or else with the first suggestion, and ends with
+the engine, however the engine ends. It is a program with a pipe and not of `multiprocessing`: vLLM's workers are
+daemons, which may have no such children, and spawning would run the user's script again. The observations and the seed
+alone decide what is suggested; the machine decides when. A process that fails is started again once. If that fails too,
+there are no more suggestions, and the search goes on at random.
 """
 
 import json
@@ -16,23 +16,23 @@ import sys
 import weakref
 from collections.abc import Sequence
 
-from vllm_specext.methods.swift.layers import SkipSet, num_variables
-from vllm_specext.methods.swift.search import Observation
+from vllm_specext.methods.swift.search.search import Observation
+from vllm_specext.methods.swift.search.skip_set import SkipSet, num_variables
 
 logger = logging.getLogger(f"vllm.{__name__}")  # a child of vLLM's logger, whose handlers and level it shares
 
 ANSWER_BYTES = 1 << 16
-"""Far more than any answer has."""
+"""Far more bytes than any answer has."""
 
 STARTS = 2
-"""Of the process, at most: what ended the first may have been the machine, short of memory for a moment."""
+"""The process is started at most so often. The first may have ended because memory was short for a moment."""
 
 
 class BayesianSuggester:
-    """A `Suggester`; at most one suggestion is under way."""
+    """A `Suggester` in another process, with at most one suggestion under way."""
 
     def __init__(self, layers: int, skipped: int, seed: int = 1) -> None:
-        """For sets that skip ``skipped`` sub-layers of a target with ``layers`` layers."""
+        """Suggest sets that skip ``skipped`` sub-layers of a target with ``layers`` layers."""
         self._layers = layers
         self._skipped = skipped
         self._seed = seed
@@ -44,7 +44,7 @@ class BayesianSuggester:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, where it runs."""
+        """The process's id, ``None`` if it does not run."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
@@ -98,7 +98,7 @@ class BayesianSuggester:
         return found
 
     def close(self) -> None:
-        """End the process, whatever it is at."""
+        """End the process, whatever it is doing."""
         if self._end is not None:
             self._end()
         self._process, self._end = None, None
@@ -106,7 +106,7 @@ class BayesianSuggester:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "vllm_specext.methods.swift.suggestion_process", str(os.getpid())],
+            [sys.executable, "-m", "vllm_specext.methods.swift.search.suggestion_process", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -118,7 +118,7 @@ class BayesianSuggester:
             os.set_blocking(pipe.fileno(), False)
 
     def _send(self, line: bytes) -> None:
-        """Without waiting: what does not fit into the pipe is a failure."""
+        """Write ``line`` to the process without waiting. A line that does not fit into the pipe is a failure."""
         assert self._process is not None
         assert self._process.stdin is not None
         try:

@@ -1,4 +1,4 @@
-"""The process that computes suggestions: a request per line of standard input, a line of variables in answer.
+"""The process that computes suggestions: it reads a request per line, and answers with a line of variables.
 
 It runs on one thread and at low priority, set before numpy is loaded, and ends with its parent.
 """
@@ -10,10 +10,11 @@ import threading
 import time
 
 NICE = 10
-"""A tenth of a core where the engine takes all of them, as on a CPU; at 19 no suggestion would ever be ready."""
+"""The process's niceness. It gets a tenth of a core where the engine takes all of them, as on a CPU. At 19 no
+suggestion would ever be ready."""
 
 PARENT_INTERVAL = 0.5
-"""Seconds between two looks whether the parent is alive."""
+"""Seconds between two checks whether the parent is alive."""
 
 
 def end_with(parent: int) -> None:
@@ -24,7 +25,7 @@ def end_with(parent: int) -> None:
 
 
 def answer(line: str) -> str:
-    from vllm_specext.methods.swift.bayes import suggest
+    from vllm_specext.methods.swift.search.bayes import suggest
 
     request = json.loads(line)
     points = [
@@ -37,7 +38,7 @@ def main() -> None:
     threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
     os.nice(NICE)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    import vllm_specext.methods.swift.bayes  # noqa: F401  (takes seconds, so before the first request)
+    import vllm_specext.methods.swift.search.bayes  # noqa: F401  (takes seconds, so before the first request)
 
     for line in sys.stdin:
         # One write for a line, so that its reader sees no half of it; `print` makes two under PYTHONUNBUFFERED.

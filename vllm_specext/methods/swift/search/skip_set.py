@@ -1,8 +1,8 @@
 """Which sub-layers of the target a draft skips.
 
-The unit is the attention or the MLP of one decoder layer; the first and the last layer are never touched. Of a target
-with ``L`` layers that leaves ``n = 2 (L - 2)`` sub-layers to choose from, the search's variables: variable ``i`` below
-``L - 2`` is the attention of layer ``i + 1``, and variable ``L - 2 + i`` is the MLP of the same layer.
+A sub-layer is the attention or the MLP of one decoder layer. The first and the last layer are never skipped, so a
+target with ``L`` layers has ``n = 2 (L - 2)`` sub-layers to choose from. They are the search's variables: variable
+``i`` below ``L - 2`` is the attention of layer ``i + 1``, and variable ``L - 2 + i`` is the MLP of the same layer.
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,13 @@ from vllm_specext.errors import ConfigurationError
 MIN_LAYERS = 3
 ATTENTION, MLP = "attention", "MLP"
 SubLayer = tuple[str, int]
-"""Its kind and its layer."""
+"""A sub-layer: its kind and the number of its layer."""
 
 
 @dataclass(frozen=True)
 class SkipSet:
-    """The skipped layers of a target with ``layers`` layers, ascending."""
+    """The sub-layers that a draft skips, of a target with ``layers`` layers: the layers whose attention and those whose
+    MLP it skips, each ascending."""
 
     layers: int
     attention: tuple[int, ...]
@@ -55,21 +56,21 @@ class SkipSet:
 
     @classmethod
     def uniform(cls, layers: int) -> "SkipSet":
-        """Where the search starts: attention and MLP of every odd layer, about half of what can be skipped whatever
-        the ratio."""
+        """The set that the search starts with: attention and MLP of every odd layer. That is about half of what can be
+        skipped, whatever the ratio."""
         check_depth(layers)
         odd = tuple(range(1, layers - 1, 2))
         return cls(layers, odd, odd)
 
     @property
     def variables(self) -> tuple[int, ...]:
-        """Ascending."""
+        """The variables that this set skips, ascending."""
         inner = self.layers - 2
         return tuple(layer - 1 for layer in self.attention) + tuple(inner + layer - 1 for layer in self.mlp)
 
     @cached_property
     def sub_layers(self) -> frozenset[SubLayer]:
-        return frozenset((kind, layer) for kind, own in ((ATTENTION, self.attention), (MLP, self.mlp)) for layer in own)
+        return frozenset([(ATTENTION, layer) for layer in self.attention] + [(MLP, layer) for layer in self.mlp])
 
     def __len__(self) -> int:
         return len(self.attention) + len(self.mlp)
@@ -83,7 +84,8 @@ def num_variables(layers: int) -> int:
 
 
 def num_skipped(layers: int, ratio: float) -> int:
-    """Sub-layers that every candidate of the search skips; ``ConfigurationError`` where the ratio cannot be had."""
+    """How many sub-layers each set of the search skips. Raises ``ConfigurationError`` where this ratio is
+    impossible."""
     check_depth(layers)
     variables = num_variables(layers)
     # Ratios are decimal fractions: 0.29 of 100 is 29, which floating-point numbers miss.
@@ -105,7 +107,7 @@ def check_depth(layers: int) -> None:
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:
-    """ "1 3-5 8" for 1, 3, 4, 5, 8."""
+    """``numbers`` as text: "1 3-5 8" for 1, 3, 4, 5, 8."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

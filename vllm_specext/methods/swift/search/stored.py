@@ -1,8 +1,8 @@
 """Sets that a search found, as JSON files that can be given back as ``swift_layers``.
 
-A set is good for the target it was found with. Which one that was is told by what a renamed folder keeps: architecture,
-number of layers, widths; the name is there for people. A set for other weights of the same shape does no harm but
-drafts worse.
+A set is good for the target it was found with. The file says which one that was by what does not change when a folder
+is renamed: architecture, number of layers, widths. The name is there for people only. A set for other weights of the
+same shape does no harm but drafts worse.
 """
 
 import json
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.swift.layers import SkipSet
-from vllm_specext.methods.swift.search import Kind, Step
+from vllm_specext.methods.swift.search.search import Kind, Step
+from vllm_specext.methods.swift.search.skip_set import SkipSet
 
 MAX_LAYERS = 10_000
-"""No real model comes near; larger numbers are damage."""
+"""More layers than any real model has; a larger number means a damaged file."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class FoundSet:
     skipped: SkipSet
     skip_ratio: float
     matchness: float | None
-    """``None`` where it was never measured."""
+    """Matchness of the set, ``None`` if it was never measured."""
     steps: int
     history: tuple[Step, ...] = ()
 
 
 def write_found(path: Path, found: FoundSet) -> None:
-    """Whoever reads ``path`` meanwhile sees the file that was there before, whole."""
+    """Write ``found`` to ``path``. Who reads ``path`` meanwhile sees the whole file that was there before."""
     content = {
         **asdict(found.target),
         "skip_ratio": found.skip_ratio,
@@ -60,7 +60,7 @@ def write_found(path: Path, found: FoundSet) -> None:
 
 
 def read_found(path: Path) -> FoundSet:
-    """Raises ``ConfigurationError`` that names the file and the key at fault."""
+    """Read a file that ``write_found`` wrote. Raises a ``ConfigurationError`` that names the file and the bad key."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def read_found(path: Path) -> FoundSet:
 
 
 def check_target(path: Path, found: FoundSet, target: Target) -> None:
-    """Refuse a set that was found with another target."""
+    """Refuse a set that was found with a target of another shape."""
     for key in ("architecture", "layers", "hidden_size", "vocab_size"):
         wanted, given = getattr(target, key), getattr(found.target, key)
         if wanted != given:

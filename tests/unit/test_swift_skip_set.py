@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.swift.layers import SkipSet, num_skipped, num_variables
+from vllm_specext.methods.swift.search.skip_set import SkipSet, num_skipped, num_variables
 
 # fmt: off
 SHIPPED = {

@@ -1,57 +1,59 @@
-"""What the search finds is told in the log and kept in the file ``swift_save``.
+"""What the search finds goes to the log and to the file ``swift_save``.
 
-Told and kept are a new active set, at most once in so many settled steps, and the set with which the search stops; that
-it starts anew is told only. The file is written once more when the engine ends, unless it is killed. A file that cannot
-be written is a warning, and the engine goes on.
+A new active set is logged and written, at most once in `INTERVAL` settled steps, and so is the set with which the
+search stops. A search that starts anew is only logged. The file is written once more when the engine ends, unless the
+engine is killed. A file that cannot be written is a warning, and the engine goes on.
 """
 
 import logging
 from pathlib import Path
 
-from vllm_specext.methods.swift.search import TOLERANCE, Search, SearchOptions
-from vllm_specext.methods.swift.stored import FoundSet, Target, write_found
+from vllm_specext.methods.swift.search.search import TOLERANCE, Search, SearchOptions
+from vllm_specext.methods.swift.search.stored import FoundSet, Target, write_found
 
 logger = logging.getLogger(f"vllm.{__name__}")  # a child of vLLM's logger, whose handlers and level it shares
 
 INTERVAL = 10
-"""Settled steps from one new set that is told to the next: a search begins with many that are soon replaced."""
+"""Settled steps from one logged set to the next: a search begins with many sets that are soon replaced."""
 
 
 def settled(search: Search) -> int:
-    """Steps settled so far, those before restarts and those that scored the first set included."""
+    """The number of steps settled so far, with those before restarts and those that scored the first set."""
     return search.history[-1].number + 1 if search.history else 0
 
 
-class Keeper:
+class SetRecorder:
+    """Logs and writes the sets that ``search`` finds."""
+
     def __init__(self, search: Search, options: SearchOptions, target: Target, path: Path | None) -> None:
-        """``options`` are those of ``search``; without a ``path`` it is only told."""
+        """``options`` are those of ``search``. Without a ``path`` nothing is written."""
         self._search = search
         self._options = options
         self._target = target
         self._path = path
         self._version, self._restarts, self._is_stopped = search.version, search.restarts, search.stopped
-        self._told_at = -INTERVAL
-        self._kept = settled(search)
+        self._logged_at = -INTERVAL
+        self._saved = settled(search)
         self._has_warned = False
 
-    def look(self) -> None:
-        """Tell and keep what is new; to be called after every step of the engine."""
+    def record(self) -> None:
+        """Log and write what is new. To be called after every step of the engine."""
         search = self._search
         if search.restarts != self._restarts:
             self._restarts, self._is_stopped = search.restarts, False
             logger.info("SWIFT's search starts anew, because a smaller share of the drafts is accepted than before.")
         if search.stopped and not self._is_stopped:
             self._is_stopped = True
-            self._tell(f" The search stops: {self._why_stopped()}.")
-        elif search.version != self._version and settled(search) >= self._told_at + INTERVAL:
-            self._tell("")
+            self._log_and_save(f" The search stops: {self._why_stopped()}.")
+        elif search.version != self._version and settled(search) >= self._logged_at + INTERVAL:
+            self._log_and_save("")
 
     def save(self) -> None:
-        """Write the active set, unless nothing was tried since it was written last."""
+        """Write the active set, unless no set was tried since the last time."""
         search = self._search
-        if self._path is None or self._kept == settled(search):
+        if self._path is None or self._saved == settled(search):
             return
-        self._kept = settled(search)
+        self._saved = settled(search)
         ratio, history = self._options.swift_skip_ratio, tuple(search.history)
         try:
             write_found(self._path, FoundSet(self._target, search.active, ratio, search.best, search.steps, history))
@@ -60,9 +62,9 @@ class Keeper:
                 logger.warning("SWIFT's set cannot be written to %s (%s).", self._path, error)
             self._has_warned = True
 
-    def _tell(self, addition: str) -> None:
+    def _log_and_save(self, addition: str) -> None:
         search = self._search
-        self._version, self._told_at = search.version, settled(search)
+        self._version, self._logged_at = search.version, settled(search)
         matchness = "not measured yet" if search.best is None else f"{search.best:.2f}"
         tried = f"{search.steps} candidate{'' if search.steps == 1 else 's'}"
         logger.info(

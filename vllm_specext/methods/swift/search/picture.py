@@ -6,15 +6,15 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vllm_specext.methods.swift.layers import SkipSet
-from vllm_specext.methods.swift.search import Kind, Step
+from vllm_specext.methods.swift.search.search import Kind, Step
+from vllm_specext.methods.swift.search.skip_set import SkipSet
 
 KEPT, SKIPPED, NEVER_SKIPPED = "tab:blue", "lightgrey", "tab:cyan"
 CANDIDATES = {Kind.START: ("s", "black"), Kind.RANDOM: (".", "grey"), Kind.SUGGESTED: ("^", "tab:orange")}
 
 
 def save_picture(path: Path, skipped: SkipSet, history: Sequence[Step]) -> None:
-    """In the format of the file's suffix."""
+    """Draw to ``path``, in the format of its suffix."""
     figure = Figure(figsize=(max(7.0, 2 + skipped.layers / 5), 6), layout="constrained")
     steps, layers = figure.subplots(2, 1, height_ratios=[3, 1])
     draw_history(steps, history)
