@@ -30,7 +30,7 @@ class Method:
     options: type[MethodOptions]
     declares: Declaration
     preparation: str
-    """``module:function`` that checks the drafter against the target and returns the overrides of its configuration."""
+    """``module:function`` that checks the drafter against the target and returns `methods.prepared.Prepared`."""
     speculator: str
     """``module:class`` of a ``StepSpeculator``, or a function that makes one of vLLM's configuration and a device."""
     check: str | None = None

@@ -18,7 +18,7 @@ from tests.engine.workload import GREEDY, MOA, TARGET, requests
 from vllm_specext.methods.layers import KV
 from vllm_specext.methods.moa.checkpoint import read_shape, read_tensors
 from vllm_specext.methods.moa.model import MoADrafter
-from vllm_specext.training.moa_target import last_target_layers, target_rows
+from vllm_specext.training.moa.target import last_target_layers, target_states
 from vllm_specext.tree.expansion import Expansion, best_tokens
 from vllm_specext.tree.topology import unpack
 
@@ -40,7 +40,7 @@ class Replay:
     def __init__(self, sequence: list[int], inferred: int) -> None:
         target = LlamaForCausalLM.from_pretrained(TARGET).float().eval().requires_grad_(False)
         ids = torch.tensor([sequence])
-        self.seen = target_rows(target, ids, torch.ones_like(ids, dtype=torch.bool), inferred)
+        self.seen = target_states(target, ids, torch.ones_like(ids, dtype=torch.bool), inferred)
         self.embedding, self.head = target.get_input_embeddings().weight, target.lm_head.weight
         self.last = last_target_layers(target, inferred) if inferred else None
         self.drafter = MoADrafter(read_shape(MOA)).eval()

@@ -176,8 +176,7 @@ def prepared(folder: Path, method: str = "eagle3-tree", trust_remote_code: bool 
         get_total_num_hidden_layers=lambda: TARGET_LAYERS,
     )
     launch: Any = SimpleNamespace(model=target)
-    _, overrides = module.prepare(options(model=str(folder), **keys), launch)
-    return overrides
+    return module.prepare(options(model=str(folder), **keys), launch).overrides
 
 
 def refusal(folder: Path, method: str = "eagle3-tree", **keys: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from vllm_specext.methods.griffin.checkpoint import GriffinShape
+from vllm_specext.methods.griffin.model import GriffinDrafter
 
 
 def load() -> dict[str, Any]:
@@ -27,3 +28,16 @@ def shape_of(config: dict[str, Any]) -> GriffinShape:
         rope_theta=config["rope_theta"],
         max_position_embeddings=config["max_position_embeddings"],
     )
+
+
+def training_case() -> dict[str, Any]:
+    """A training step: inputs, what the official code made of them in each pass, and its gradients."""
+    case: dict[str, Any] = load()["train"][0]
+    return case
+
+
+def training_drafter(case: dict[str, Any]) -> GriffinDrafter:
+    model = GriffinDrafter(shape_of(case["config"]))
+    model.load_state_dict(case["state_dict"])
+    model.embed_tokens.requires_grad_(False)
+    return model

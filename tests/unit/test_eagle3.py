@@ -101,12 +101,12 @@ def test_the_file_has_no_weights_of_the_target(drafter: Eagle3Drafter, tmp_path:
 
 
 def test_the_bundled_drafter_was_trained_for_as_long_as_the_griffin_drafter_and_at_its_rates() -> None:
-    recipe = json.loads((MODELS / "griffin" / train_eagle3.RECORD).read_text())["recipe"]
+    recipe = json.loads((MODELS / "griffin" / "training.json").read_text())["recipe"]
     assert recipe["steps_per_stage"] == list(train_eagle3.STEPS)
     assert recipe["learning_rates"] == pytest.approx(train_eagle3.RATES)
     assert recipe["optimizer"] == "muon"
     for name in ("warmup_steps", "weight_decay", "clip_value", "muon_factor"):
         assert recipe[name] == getattr(train_eagle3, name.upper())
-    log = json.loads((MODELS / "eagle3" / train_eagle3.RECORD).read_text())["log"]
+    log = json.loads((MODELS / "eagle3" / "training.json").read_text())["log"]
     last = {row["stage"]: (row["step"], len(row["token"])) for row in log}
     assert last == {stage: (steps, stage) for stage, steps in enumerate(recipe["steps_per_stage"], start=1)}

@@ -39,7 +39,7 @@ Q, K, DOWN = (f"layers.0.{x}.weight" for x in ("self_attn.q_proj", "self_attn.k_
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    write_checkpoint(tmp_path, GriffinDrafter(SHAPE), torch.float32)
+    write_checkpoint(tmp_path, SHAPE, GriffinDrafter(SHAPE).state_dict(), torch.float32)
     return tmp_path
 
 
@@ -76,7 +76,7 @@ def refusal(directory: Path) -> str:
 def test_what_is_written_is_read_back(tmp_path: Path, qkv_bias: bool, dtype: torch.dtype) -> None:
     shape = GriffinShape(**{**vars(SHAPE), "qkv_bias": qkv_bias})
     model = GriffinDrafter(shape)
-    write_checkpoint(tmp_path, model, dtype)
+    write_checkpoint(tmp_path, model.shape, model.state_dict(), dtype)
     assert read_shape(tmp_path) == shape
     tensors = read_tensors(tmp_path)
     assert tensors.keys() == model.state_dict().keys()

@@ -55,7 +55,7 @@ DEFINE_WIDTHS = ("Ekv2E.weight", "self_attn.q_proj.weight", "self_attn.k_proj.we
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    write_checkpoint(tmp_path, MoADrafter(SHAPE), torch.float32)
+    write_checkpoint(tmp_path, SHAPE, MoADrafter(SHAPE).state_dict(), torch.float32)
     return tmp_path
 
 
@@ -84,7 +84,7 @@ def refusal(directory: Path) -> str:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_written_is_read_back(tmp_path: Path, shape: MoAShape, dtype: torch.dtype) -> None:
     model = MoADrafter(shape)
-    write_checkpoint(tmp_path, model, dtype)
+    write_checkpoint(tmp_path, model.shape, model.state_dict(), dtype)
     assert read_shape(tmp_path) == shape
     tensors = read_tensors(tmp_path)
     assert tensors.keys() == model.state_dict().keys() == shape.tensor_shapes().keys()

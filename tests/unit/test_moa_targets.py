@@ -17,9 +17,10 @@ from transformers import (
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.moa.checkpoint import read_shape
 from vllm_specext.training.acceptance import greedy_continuations
-from vllm_specext.training.moa_acceptance import measure_moa_acceptance
-from vllm_specext.training.moa_target import endless_rows, last_target_layers
-from vllm_specext.training.train_moa import Recipe, new_drafter, train
+from vllm_specext.training.moa.acceptance import measure_moa_acceptance
+from vllm_specext.training.moa.target import TargetStateReader, last_target_layers
+from vllm_specext.training.moa.train import MoARecipe, train_moa
+from vllm_specext.training.moa.untrained import new_moa_drafter
 
 SIZES = {
     "vocab_size": 50,
@@ -43,10 +44,10 @@ def made(kind: type[PreTrainedModel], config: type, **changes: object) -> PreTra
 def test_a_drafter_for_qwen3_is_trained_through_its_last_layer(tmp_path: Path, bfloat16: bool) -> None:
     target = made(Qwen3ForCausalLM, Qwen3Config)
     sizes = {"mlp_size": 40, "kv_heads": 2, "lsa_mlp_size": 16, "lsa_kv_heads": 2, "target_layer_inference": 1}
-    model = new_drafter(target, **sizes)
+    model = new_moa_drafter(target, **sizes)
     own = greedy_continuations(target, torch.randint(0, 50, (24, 8), generator=torch.Generator().manual_seed(0)), 16)
     before = measure_moa_acceptance(model, target, own, 8)
-    recipe = Recipe(
+    recipe = MoARecipe(
         steps=70,
         decay_steps=70,
         learning_rate=1e-2,
@@ -55,8 +56,8 @@ def test_a_drafter_for_qwen3_is_trained_through_its_last_layer(tmp_path: Path, b
         optimizer="muon",
         bfloat16=bfloat16,
     )
-    batches = endless_rows(target, list(own), 8, torch.Generator().manual_seed(0), 1, bfloat16=bfloat16)
-    train(model, target.lm_head.weight, last_target_layers(target, 1), batches, tmp_path, recipe)
+    source = TargetStateReader(target, list(own), 8, 0, 1, bfloat16=bfloat16)
+    train_moa(model, target.lm_head.weight, last_target_layers(target, 1), source, tmp_path, recipe)
     after = measure_moa_acceptance(model, target, own, 8)
     assert after.tokens_per_verification > before.tokens_per_verification + 0.3
     assert read_shape(tmp_path) == model.shape

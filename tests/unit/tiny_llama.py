@@ -1,6 +1,7 @@
 """A target for tests of training: a Llama that is random, sure of itself, and small."""
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 50
@@ -21,3 +22,8 @@ def tiny_llama(layers: int) -> LlamaForCausalLM:
         initializer_range=0.3,
     )
     return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def random_rows(count: int, length: int, seed: int = 0) -> Tensor:
+    """Token ids ``[count, length]``, the same ones for the same ``seed``."""
+    return torch.randint(0, VOCABULARY, (count, length), generator=torch.Generator().manual_seed(seed))

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 FILE = "model.safetensors"
 MLP_SIZE = 704
 HEADS = 4
-"""As in the bundled GRIFFIN drafter, with as many key and value heads."""
+"""Heads of queries, keys and values, as many of each as in the bundled GRIFFIN drafter."""
 
 
 def read_layers(layers: int) -> tuple[int, int, int]:
-    """After how many of the target's layers it reads hidden states; vLLM's choice where a checkpoint has none."""
+    """The numbers of the target's layers after which the drafter reads hidden states; they are vLLM's choice where a
+    checkpoint names none."""
     return 2, layers // 2, layers - 3
 
 
@@ -94,7 +95,7 @@ class Eagle3Drafter(nn.Module):
             hidden = torch.cat((hidden[:, :1], output[:, :-1]), dim=1)
 
     def save(self, folder: Path) -> None:
-        """As vLLM reads it, in float16."""
+        """Write the drafter to ``folder`` as vLLM reads it, in float16."""
         folder.mkdir(parents=True, exist_ok=True)
         config = {
             "architectures": ["LlamaForCausalLM"],

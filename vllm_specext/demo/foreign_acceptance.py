@@ -17,7 +17,8 @@ from vllm_specext.training.acceptance import Acceptance, summarise
 
 @torch.no_grad()
 def bits_per_byte(model: LlamaForCausalLM, ids: Tensor, lengths: Tensor) -> float:
-    """Of ``ids`` ``[N, T]``, whose tokens after the first of each row have ``lengths[id]`` bytes; a marker has none."""
+    """The bits per byte of ``ids`` ``[N, T]``. Tokens after the first of each row have ``lengths[id]`` bytes; a marker
+    has none."""
     nats, count = 0.0, 0
     for row in ids.split(1):
         logits = model(row[:, :-1]).logits.float()
@@ -43,8 +44,8 @@ def measure_foreign_acceptance(
     chain: int,
     drafted: int,
 ) -> Acceptance:
-    """Of greedy drafts of ``drafted`` tokens, up to ``chain`` target tokens each, on the target's ``rows`` ``[N, T]``,
-    after ``prompt_length`` of its tokens and the next."""
+    """Acceptance of greedy drafts of ``drafted`` tokens, up to ``chain`` target tokens each, on the target's ``rows``
+    ``[N, T]``, after ``prompt_length`` of its tokens and the next."""
     ours, theirs = token_bytes(tokenizer), token_bytes(target)
     accepted = []
     for row in rows.tolist():
@@ -57,7 +58,7 @@ def measure_foreign_acceptance(
 
 
 def matched(draft: bytes, tokens: list[bytes]) -> int:
-    """How many of the target's ``tokens`` the draft starts with."""
+    """The number of the target's ``tokens`` that the draft starts with."""
     count = 0
     while count < len(tokens) and draft.startswith(b"".join(tokens[: count + 1])):
         count += 1

@@ -31,7 +31,7 @@ MARKERS = {
     corpus.USER: "<human>",
     corpus.ASSISTANT: "<machine>",
 }
-"""The target's to the drafters', in the order of the drafters' ids."""
+"""The drafters' spelling of the target's markers, in the order of the drafters' ids."""
 END_OF_TEXT, END_OF_TURN = MARKERS[corpus.END_OF_TEXT], MARKERS[corpus.END_OF_TURN]
 VOCAB_SIZES: dict[DrafterKind, int] = {"bpe": 1024, "bytes": 264}
 """Rows of the embedding; the last four of ``bytes`` have no token."""
@@ -55,7 +55,7 @@ def write_tokenizer(kind: DrafterKind, directory: Path) -> PreTrainedTokenizerFa
 
 
 def learn_bpe() -> Tokenizer:
-    """From every third training document, none of which the target's tokenizer was learned from."""
+    """Learn the BPE from every third training document, none of which the target's tokenizer was learned from."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -100,7 +100,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[lis
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
-    """What each token adds to a text; markers, the target's too, are the drafters' spelling of them."""
+    """The bytes that each token adds to a text; a marker, the target's too, has the drafters' spelling of it."""
     byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
     special = set(tokenizer.all_special_tokens)
     spellings = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))

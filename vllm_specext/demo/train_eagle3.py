@@ -1,6 +1,6 @@
 """Train the bundled EAGLE-3 drafter for the bundled target.
 
-Text, sizes of batches, steps, passes, optimisers and rates are those of the bundled GRIFFIN drafter, so that the two
+Text, sizes of batches, steps, passes, optimizers and rates are those of the bundled GRIFFIN drafter, so that the two
 can be compared. What differs belongs to EAGLE-3: cross-entropy against the target's distribution and no feature loss,
 no noise on what is read, gradients from one pass's input into the pass before.
 
@@ -8,33 +8,32 @@ no noise on what is read, gradients from one pass's input into the pass before.
         --out vllm_specext/demo/models/eagle3
 """
 
-import json
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
 from vllm_specext import served_drafter
-from vllm_specext.demo.eagle3 import FILE, Eagle3Drafter, read_layers
-from vllm_specext.demo.training_text import arguments, training_rows
-from vllm_specext.training.features import endless_order, pad, present
+from vllm_specext.demo.eagle3 import Eagle3Drafter, read_layers
+from vllm_specext.demo.training_text import arguments, state_file, training_rows
+from vllm_specext.training.features import RandomOrder, pad, present
+from vllm_specext.training.loop import fit, write_record
 from vllm_specext.training.losses import masked_mean, token_loss
-from vllm_specext.training.optimization import linear_schedule, make_optimizers
+from vllm_specext.training.optimization import linear, make_optimizers
+from vllm_specext.training.stages import Stage, Steps
+from vllm_specext.training.step import Progress, TrainingStep
 
 STEPS = (400, 150, 420)
-"""With one, two and three passes."""
+"""Steps with one, two and three passes."""
 RATES = (8e-3, 4.8e-3, 4.8e-3)
 BATCH, WARMUP_STEPS, WEIGHT_DECAY, CLIP_VALUE, MUON_FACTOR = 16, 20, 0.01, 0.5, 5.0
 LATER_PASSES = 0.8
 """A pass's loss weighs this much of the one before (as in the code that trained the released checkpoints)."""
-LOG_EVERY = 50
-RECORD = "training.json"
 
 
 class Batch(NamedTuple):
@@ -65,10 +64,42 @@ def make_batch(target: LlamaForCausalLM, rows: Sequence[Tensor]) -> Batch:
     )
 
 
-def batches(target: LlamaForCausalLM, rows: Sequence[Tensor], seed: int) -> Iterator[Batch]:
-    order = endless_order(len(rows), torch.Generator().manual_seed(seed))
-    while True:
-        yield make_batch(target, [rows[next(order)] for _ in range(BATCH)])
+class Eagle3Batches:
+    """Random rows with what the target makes of them; in every stage all rows once before any comes again."""
+
+    def __init__(self, target: LlamaForCausalLM, rows: Sequence[Tensor]) -> None:
+        self.target, self.rows = target, rows
+        self.stage, self.order = 0, RandomOrder(len(rows), BATCH, seed=0)
+
+    def next(self, progress: Progress) -> Batch:
+        if progress.stage != self.stage:
+            self._begin(progress.stage)
+        return make_batch(self.target, [self.rows[i] for i in self.order.take()])
+
+    def _begin(self, stage: int) -> None:
+        self.stage, self.order = stage, RandomOrder(len(self.rows), BATCH, seed=stage)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stage": self.stage, "order": self.order.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._begin(state["stage"])
+        self.order.load_state_dict(state["order"])
+
+
+class Eagle3Step(TrainingStep[Batch]):
+    """``progress.stage`` passes over a batch; the term is every pass's loss."""
+
+    def __init__(self, model: Eagle3Drafter, target: LlamaForCausalLM) -> None:
+        super().__init__()
+        self.model: Eagle3Drafter = model
+        self.target = target
+
+    def forward(self, batch: Batch, progress: Progress) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses = pass_losses(self.model, self.target, batch, progress.stage)
+        weights = LATER_PASSES ** torch.arange(progress.stage)
+        return (losses * weights).sum(), {"token": losses.detach()}
 
 
 def pass_losses(model: Eagle3Drafter, target: LlamaForCausalLM, batch: Batch, passes: int) -> Tensor:
@@ -78,47 +109,41 @@ def pass_losses(model: Eagle3Drafter, target: LlamaForCausalLM, batch: Batch, pa
     return torch.stack([masked_mean(token_loss(target.lm_head(x), batch.probabilities), batch.counted) for x in made])
 
 
+def stages(log_every: int) -> list[Stage]:
+    return [
+        Stage(
+            Steps(steps, log_every),
+            partial(make_optimizers, name="muon", rate=rate, weight_decay=WEIGHT_DECAY, muon_factor=MUON_FACTOR),
+            linear(WARMUP_STEPS, steps),
+            partial(nn.utils.clip_grad_value_, clip_value=CLIP_VALUE),
+        )
+        for steps, rate in zip(STEPS, RATES, strict=True)
+    ]
+
+
+def train(
+    model: Eagle3Drafter,
+    target: LlamaForCausalLM,
+    rows: Sequence[Tensor],
+    out: Path,
+    state: Path | None = None,
+    log_every: int = 50,
+) -> None:
+    """Train ``model`` in place on ``rows`` and write it to ``out``."""
+    recipe = {"steps_per_stage": STEPS, "learning_rates": RATES, "batch": BATCH}
+    log = fit(Eagle3Step(model, target), Eagle3Batches(target, rows), stages(log_every), state, recipe)
+    model.save(out)
+    write_record(out, {"recipe": recipe, "log": log})
+
+
 def main() -> None:
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--first-stage", type=int, default=1, help="continue the checkpoint in OUT with this stage")
-    args = parser.parse_args()
+    args = arguments(__doc__ or "").parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    started = time.time()
     target = LlamaForCausalLM.from_pretrained(args.target).float().eval().requires_grad_(False)
     rows = training_rows(target, args.work, args.texts, args.continuations)
-    model = Eagle3Drafter(target)
-    log: list[dict[str, Any]] = []
-    if args.first_stage > 1:
-        model.load_state_dict({name: tensor.float() for name, tensor in load_file(args.out / FILE).items()})
-        before = json.loads((args.out / RECORD).read_text())["log"]
-        log += [row for row in before if row["stage"] < args.first_stage]
-    for stage, (steps, rate) in enumerate(zip(STEPS, RATES, strict=True), start=1):
-        if stage < args.first_stage:
-            continue
-        optimizers = make_optimizers(list(model.parameters()), "muon", rate, WEIGHT_DECAY, MUON_FACTOR)
-        schedules = [linear_schedule(optimizer, WARMUP_STEPS, steps) for optimizer in optimizers]
-        weights = LATER_PASSES ** torch.arange(stage)
-        source = batches(target, rows, seed=stage)
-        recent: list[Tensor] = []
-        for step in tqdm(range(1, steps + 1), desc=f"stage {stage}", mininterval=5):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                losses = pass_losses(model, target, next(source), stage)
-            (losses * weights).sum().backward()
-            nn.utils.clip_grad_value_(model.parameters(), CLIP_VALUE)
-            for optimizer, schedule in zip(optimizers, schedules, strict=True):
-                optimizer.step()
-                optimizer.zero_grad()
-                schedule.step()
-            recent.append(losses.detach())
-            if step % LOG_EVERY == 0 or step == steps:
-                means = [round(loss, 4) for loss in torch.stack(recent).mean(dim=0).tolist()]
-                log.append({"stage": stage, "step": step, "token": means})
-                print(json.dumps(log[-1]), f"{time.time() - started:.0f} s", flush=True)
-                recent.clear()
-        model.save(args.out)
-        served_drafter.write(args.out, "eagle3-tree", os.path.relpath(args.target, args.out))
-        (args.out / RECORD).write_text(json.dumps({"log": log}, indent=1) + "\n")
+    train(Eagle3Drafter(target), target, rows, args.out, state_file(args.work, "eagle3", args.restart))
+    served_drafter.write(args.out, "eagle3-tree", os.path.relpath(args.target, args.out))
 
 
 if __name__ == "__main__":

@@ -11,15 +11,13 @@ continuations of held-out prefixes that do not loop.
 
 import argparse
 import json
-import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from vllm_specext.demo.foreign_acceptance import bits_per_byte, byte_lengths, measure_foreign_acceptance
@@ -33,19 +31,23 @@ from vllm_specext.demo.foreign_tokens import (
     write_tokenizer,
 )
 from vllm_specext.demo.train_target import Windows, next_token_loss, optimizers
-from vllm_specext.demo.training_text import CHAIN, PROMPT, held_out_rows, own_rows
+from vllm_specext.demo.training_text import CHAIN, PROMPT, add_restart, held_out_rows, own_rows, state_file
+from vllm_specext.training.loop import fit, write_record
+from vllm_specext.training.stages import ProcessorTime, Stage
+from vllm_specext.training.step import Progress, TrainingStep
 
 FIRST_BATCH, FIRST_LENGTH = 16, 512
 SECOND_OWN, SECOND_TEXT, SECOND_LENGTH = 6, 2, 1024
 """Windows of a batch of the second half: the target's own text, and the corpus."""
 RATE = 1.5
-"""Of the target's base learning rates."""
+"""The full learning rates, as a multiple of the target's base ones."""
 WARMUP_STEPS = 20
 CONTINUATIONS, SEEDS = 1700, (1, 5)
 """The rows of the first seed are the other drafters' too."""
 DRAFTED: dict[DrafterKind, int] = {"bpe": 10, "bytes": 24}
 """Tokens of a measured draft, enough for nearly all chains of ``CHAIN`` target tokens."""
-LOGS = 20
+ENTRIES = 20
+"""Entries of the log."""
 
 
 def drafter_config(kind: DrafterKind, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
@@ -74,11 +76,43 @@ class Mixture:
         self.first = Windows(texts / "train.npy", 1, FIRST_LENGTH)
         self.second = Windows(texts / "train.npy", 2, SECOND_LENGTH)
         self.own = Windows(texts / "own.npy", 3, SECOND_LENGTH)
+        self.tokens = 0
+        """Predicted so far."""
 
-    def batch(self, progress: float) -> Tensor:
-        if progress < 0.5:
-            return self.first.batch(FIRST_BATCH)
-        return torch.cat([self.own.batch(SECOND_OWN), self.second.batch(SECOND_TEXT)])
+    def next(self, progress: Progress) -> Tensor:
+        if progress.done < 0.5:
+            ids = self.first.batch(FIRST_BATCH)
+        else:
+            ids = torch.cat([self.own.batch(SECOND_OWN), self.second.batch(SECOND_TEXT)])
+        self.tokens += ids[:, 1:].numel()
+        return ids
+
+    def state_dict(self) -> dict[str, Any]:
+        windows = {name: getattr(self, name).state_dict() for name in ("first", "second", "own")}
+        return {**windows, "tokens": self.tokens}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in ("first", "second", "own"):
+            getattr(self, name).load_state_dict(state[name])
+        self.tokens = state["tokens"]
+
+
+class ForeignStep(TrainingStep[Tensor]):
+    """Next-token prediction."""
+
+    def __init__(self, model: LlamaForCausalLM, data: Mixture, texts: Path, lengths: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.data, self.texts, self.lengths = data, texts, lengths
+        # Where the CPU has no instructions for it, bfloat16 takes three times as long as float32.
+        self.in_bfloat16 = torch.cpu._is_avx512_bf16_supported()
+
+    def forward(self, batch: Tensor, progress: Progress) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = next_token_loss(self.model, batch, self.in_bfloat16)
+        return loss, {"train": loss.detach()}
+
+    def measure(self, progress: Progress) -> dict[str, Any]:
+        return {"tokens": self.data.tokens, **held_out_bits(self.model, self.texts, self.lengths, windows=8)}
 
 
 def held_out_bits(model: LlamaForCausalLM, texts: Path, lengths: Tensor, windows: int) -> dict[str, float]:
@@ -89,46 +123,18 @@ def held_out_bits(model: LlamaForCausalLM, texts: Path, lengths: Tensor, windows
     }
 
 
-def train(model: LlamaForCausalLM, texts: Path, lengths: Tensor, minutes: float) -> list[dict[str, Any]]:
-    """Train ``model`` in place for so many minutes of this process's time, and return the log.
-
-    At half time the model is written to ``texts``.
-    """
-    # Where the CPU has no instructions for it, bfloat16 takes three times as long as float32.
-    bfloat16 = torch.cpu._is_avx512_bf16_supported()
+def train(
+    model: LlamaForCausalLM, texts: Path, lengths: Tensor, minutes: float, state: Path | None = None
+) -> list[dict[str, Any]]:
+    """Train ``model`` in place for so many minutes of this process's time, and return the log."""
+    stage = Stage(
+        ProcessorTime(60 * minutes, ENTRIES),
+        optimizers,
+        lambda progress: RATE * min(progress.step / WARMUP_STEPS, 1 - progress.done),
+        partial(nn.utils.clip_grad_norm_, max_norm=1.0),
+    )
     data = Mixture(texts)
-    optims = optimizers(model)
-    base = [[group["lr"] for group in optim.param_groups] for optim in optims]
-    log: list[dict[str, Any]] = []
-    losses: list[float] = []
-    step = tokens = 0
-    started, progress = time.process_time(), 0.0
-    bar = tqdm(total=round(60 * minutes), unit="s", mininterval=5)
-    while progress < 1:
-        rate = RATE * min((step + 1) / WARMUP_STEPS, 1 - progress)
-        for optim, lrs in zip(optims, base, strict=True):
-            for group, lr in zip(optim.param_groups, lrs, strict=True):
-                group["lr"] = lr * rate
-        ids = data.batch(progress)
-        loss = next_token_loss(model, ids, bfloat16)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optim in optims:
-            optim.step()
-            optim.zero_grad()
-        losses.append(loss.item())
-        step, tokens = step + 1, tokens + ids[:, 1:].numel()
-        progress = min((time.process_time() - started) / (60 * minutes), 1.0)
-        bar.set_postfix(step=step, loss=f"{losses[-1]:.3f}")
-        bar.update(round(60 * minutes * progress) - bar.n)
-        if progress >= (len(log) + 1) / LOGS:
-            entry = {"step": step, "tokens": tokens, "train": round(float(np.mean(losses)), 3)}
-            log.append(entry | held_out_bits(model, texts, lengths, windows=8))
-            print(json.dumps(log[-1]), flush=True)
-            losses.clear()
-            if len(log) == LOGS // 2:
-                model.save_pretrained(texts / "half")
-    return log
+    return fit(ForeignStep(model, data, texts, lengths), data, [stage], state, {"minutes": minutes})
 
 
 def evaluate(
@@ -160,6 +166,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=35, help="of one core's time, for the training alone")
+    add_restart(parser)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -173,13 +180,13 @@ def main() -> None:
     encode_texts(tokenizer, target_tokenizer, args.work, own, [r for rows in held_out.values() for r in rows], texts)
 
     model = LlamaForCausalLM(drafter_config(args.kind, tokenizer))
-    log = train(model, texts, byte_lengths(tokenizer), args.minutes)
+    state = state_file(args.work, f"foreign_{args.kind}", args.restart)
+    log = train(model, texts, byte_lengths(tokenizer), args.minutes, state)
     model.to(torch.float16).save_pretrained(args.out)
     bits, acceptance = evaluate(args.kind, args.out, target_tokenizer, texts, held_out)
     print(json.dumps(bits), json.dumps(acceptance, indent=1), flush=True)
     recipe = {"minutes": args.minutes, "steps": log[-1]["step"], "tokens": log[-1]["tokens"]}
-    record = {"recipe": recipe, "log": log, "bits_per_byte": bits}
-    (args.out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(args.out, {"recipe": recipe, "log": log, "bits_per_byte": bits})
     (args.out / "acceptance.json").write_text(json.dumps(acceptance, indent=1) + "\n", encoding="utf-8")
 
 

@@ -16,10 +16,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from vllm_specext import served_drafter
-from vllm_specext.demo.training_text import CHAIN, PROMPT, arguments, held_out_rows, training_rows
-from vllm_specext.training.moa_acceptance import measure_moa_acceptance
-from vllm_specext.training.moa_target import endless_rows, last_target_layers
-from vllm_specext.training.train_moa import Recipe, new_drafter, train
+from vllm_specext.demo.training_text import CHAIN, PROMPT, arguments, held_out_rows, state_file, training_rows
+from vllm_specext.training.moa.acceptance import measure_moa_acceptance
+from vllm_specext.training.moa.target import TargetStateReader, last_target_layers
+from vllm_specext.training.moa.train import MoARecipe, train_moa
+from vllm_specext.training.moa.untrained import new_moa_drafter
 
 
 def main() -> None:
@@ -37,7 +38,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1400)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=8e-3, help="AdamW's; Muon's is five times it")
-    parser.add_argument("--resume", action="store_true", help="go on from what an interrupted run left in OUT")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     started = time.time()
@@ -46,7 +46,7 @@ def main() -> None:
     print(f"{time.time() - started:.0f} s until the first step", flush=True)
     # Where the CPU has no instructions for it, bfloat16 takes three times as long as float32.
     bfloat16 = torch.cpu._is_avx512_bf16_supported()
-    recipe = Recipe(
+    recipe = MoARecipe(
         steps=args.steps,
         learning_rate=args.lr,
         final_learning_rate=0.0,
@@ -59,7 +59,7 @@ def main() -> None:
         bfloat16=bfloat16,
     )
     used = args.target_layer_inference
-    model = new_drafter(
+    model = new_moa_drafter(
         target,
         mlp_size=704,
         kv_heads=2,
@@ -68,13 +68,10 @@ def main() -> None:
         with_lsa=not args.without_lsa,
         target_layer_inference=used,
     )
-    state = args.out / "resume.pt"
-    if not args.resume:
-        state.unlink(missing_ok=True)
     last_layers = last_target_layers(target, used) if used else None
-    generator = torch.Generator().manual_seed(2 if args.resume else 1)  # not the first batches once more
-    batches = endless_rows(target, rows, args.batch, generator, used, bfloat16=bfloat16, compiled=True)
-    train(model, target.lm_head.weight, last_layers, batches, args.out, recipe, torch.float16, state)
+    source = TargetStateReader(target, rows, args.batch, 1, used, bfloat16=bfloat16, compiled=True)
+    state = state_file(args.work, "moa", args.restart)
+    train_moa(model, target.lm_head.weight, last_layers, source, args.out, recipe, torch.float16, state)
     served_drafter.write(args.out, "moa", os.path.relpath(args.target, args.out))
     figures = {
         name: {"rows": len(rows), **asdict(measure_moa_acceptance(model, target, rows, PROMPT, CHAIN))}
@@ -82,7 +79,6 @@ def main() -> None:
     }
     print(json.dumps(figures, indent=1), f"{time.time() - started:.0f} s", flush=True)
     (args.out / "acceptance.json").write_text(json.dumps(figures, indent=1) + "\n")
-    state.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Train the bundled target: a Llama of 7.6 M parameters, on one CPU core in about an hour and a half.
 
-Four stages, each measured on held-out text: a byte-level BPE; next-token training at a constant rate (Muon for the
-matrices, AdamW for the rest); the same with the rate falling to zero; and a short fine-tuning against loops
-(``unlikelihood.py``), without which greedy output of a model this small repeats itself and flatters every drafter.
+After a byte-level BPE come four stages, each measured on held-out text: next-token training at a constant rate (Muon
+for the matrices, AdamW for the rest); the same with the rate falling to zero; and two short rounds of fine-tuning
+against loops (``unlikelihood.py``), without which greedy output of a model this small repeats itself and flatters every
+drafter.
 
     python -m vllm_specext.demo.train_target --work WORK --out vllm_specext/demo/models/target
 """
@@ -10,28 +11,52 @@ matrices, AdamW for the rest); the same with the rate falling to zero; and a sho
 import argparse
 import json
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from vllm_specext.demo.corpus import END_OF_TEXT, END_OF_TURN
 from vllm_specext.demo.tokens import MAX_MODEL_LEN, VOCAB_SIZE, encode_corpus, train_tokenizer
-from vllm_specext.demo.unlikelihood import loop_share, unlearn_loops
+from vllm_specext.demo.training_text import add_restart, state_file
+from vllm_specext.demo.unlikelihood import ROWS, loop_share, prefixes, repeat_loss
+from vllm_specext.training.loop import fit
+from vllm_specext.training.optimization import linear
+from vllm_specext.training.stages import Stage, Steps
+from vllm_specext.training.step import Progress, TrainingStep
 
 SEQUENCE = 512
-WARMUP_STEPS, CONSTANT_STEPS, DECAY_STEPS = 20, 100, 240
-CONSTANT_BATCH, DECAY_BATCH, UNLIKELIHOOD_BATCH = 32, 16, 8
-UNLIKELIHOOD_RATE = 0.15
-"""Of the base learning rates."""
-UNLIKELIHOOD_ROUNDS = ((80, 64), (60, 96))
-"""Steps, and tokens of the continuations: loops move back once the early ones are gone."""
+
+
+class Part(NamedTuple):
+    """A stage of the target's training."""
+
+    steps: int
+    batch: int
+    schedule: Callable[[Progress], float]
+    rate: float = 1.0
+    """The full learning rates, as a multiple of the base ones."""
+    continued: int = 0
+    """Tokens of the continuations in which repeats are made unlikely; loops move back once the early ones are gone."""
+    continuation_seed: int = 0
+    """The seed of the text that is continued in the first step; later steps count up from it."""
+
+
+def falling(progress: Progress) -> float:
+    return 1 - progress.done
+
+
+PARTS = (
+    Part(steps=100, batch=32, schedule=linear(20, 20, floor=1.0)),
+    Part(steps=240, batch=16, schedule=linear(0, 240)),
+    Part(steps=80, batch=8, schedule=falling, rate=0.15, continued=64, continuation_seed=1000),
+    Part(steps=60, batch=8, schedule=falling, rate=0.15, continued=96, continuation_seed=2000),
+)
 
 
 def target_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
@@ -66,6 +91,12 @@ class Windows:
         starts = self.random.integers(0, len(self.ids) - self.length - 1, size)
         return torch.from_numpy(np.stack([self.ids[s : s + self.length + 1] for s in starts]).astype(np.int64))
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": json.dumps(self.random.bit_generator.state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.random.bit_generator.state = json.loads(state["random"])
+
 
 def optimizers(model: nn.Module, rate: float = 1.0) -> list[torch.optim.Optimizer]:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
@@ -82,10 +113,6 @@ def next_token_loss(model: nn.Module, ids: Tensor, bfloat16: bool = True) -> Ten
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
 
-def text_loss(model: nn.Module, data: Windows) -> Tensor:
-    return next_token_loss(model, data.batch(UNLIKELIHOOD_BATCH))
-
-
 @torch.no_grad()
 def held_out_loss(model: nn.Module, directory: Path) -> dict[str, float]:
     """Nats per token on 16 fixed windows of each kind."""
@@ -95,68 +122,80 @@ def held_out_loss(model: nn.Module, directory: Path) -> dict[str, float]:
     }
 
 
-def pretrain(
-    model: LlamaForCausalLM, directory: Path, steps: int, batch: int, rate: Callable[[int], float], seed: int, name: str
-) -> list[dict]:
-    """``steps`` batches at ``rate(step)`` times the base learning rates; a checkpoint and a log row every 100 steps."""
-    data = Windows(directory / "train.npy", seed)
-    optims = optimizers(model)
-    base = [[g["lr"] for g in o.param_groups] for o in optims]
-    compiled_loss = torch.compile(next_token_loss)
-    log = []
-    bar = tqdm(range(steps), desc=name, mininterval=10)
-    for step in bar:
-        for optim, lrs in zip(optims, base, strict=True):
-            for group, lr in zip(optim.param_groups, lrs, strict=True):
-                group["lr"] = lr * rate(step)
-        loss = compiled_loss(model, data.batch(batch))
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optim in optims:
-            optim.step()
-            optim.zero_grad()
-        bar.set_postfix(loss=f"{loss.item():.3f}")
-        if step % 100 == 99 or step == steps - 1:
-            log.append(
-                {"stage": name, "step": step + 1, "train": round(loss.item(), 3), **held_out_loss(model, directory)}
-            )
-            print(json.dumps(log[-1]), flush=True)
-            model.save_pretrained(directory / name)
-    return log
+class TargetBatch(NamedTuple):
+    text: Tensor
+    """``[B, SEQUENCE + 1]``"""
+    prefixes: Tensor | None
+    """``[ROWS, PREFIX]``: text to continue, where loops are unlearnt."""
+
+
+class TargetBatches:
+    """Random windows of the training text, others in every stage."""
+
+    def __init__(self, directory: Path) -> None:
+        self.train = directory / "train.npy"
+        self.stage, self.windows = 0, Windows(self.train, 0)
+
+    def next(self, progress: Progress) -> TargetBatch:
+        if progress.stage != self.stage:
+            self.stage, self.windows = progress.stage, Windows(self.train, progress.stage)
+        part = PARTS[progress.stage - 1]
+        seed = part.continuation_seed + progress.step - 1
+        begun = prefixes(self.train, ROWS, seed) if part.continued else None
+        return TargetBatch(self.windows.batch(part.batch), begun)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stage": self.stage, "windows": self.windows.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.stage = state["stage"]
+        self.windows.load_state_dict(state["windows"])
+
+
+class TargetStep(TrainingStep[TargetBatch]):
+    """Next-token prediction; where loops are unlearnt, the unlikelihood of repeats beside it."""
+
+    def __init__(self, model: LlamaForCausalLM, directory: Path) -> None:
+        super().__init__()
+        self.model = model
+        self.directory = directory
+        self.compiled_loss = torch.compile(next_token_loss)
+
+    def forward(self, batch: TargetBatch, progress: Progress) -> tuple[Tensor, dict[str, Tensor]]:
+        if batch.prefixes is None:
+            loss = self.compiled_loss(self.model, batch.text)
+            return loss, {"train": loss.detach()}
+        repeated, share = repeat_loss(self.model, batch.prefixes, PARTS[progress.stage - 1].continued)
+        loss = next_token_loss(self.model, batch.text) + repeated
+        return loss, {"train": loss.detach(), "repeats": share}
+
+    def measure(self, progress: Progress) -> dict[str, Any]:
+        measured: dict[str, Any] = held_out_loss(self.model, self.directory)
+        at_end = progress.step == PARTS[progress.stage - 1].steps
+        return {**measured, "loops": loop_share(self.model, self.directory)} if at_end else measured
+
+
+def stages() -> list[Stage]:
+    clip = partial(nn.utils.clip_grad_norm_, max_norm=1.0)
+    return [Stage(Steps(part.steps, 100), partial(optimizers, rate=part.rate), part.schedule, clip) for part in PARTS]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the encoded corpus and checkpoints")
     parser.add_argument("--out", type=Path, required=True, help="folder for the trained model")
-    parser.add_argument(
-        "--resume", choices=("decay", "unlikelihood"), help="continue from the checkpoint before this stage"
-    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    add_restart(parser)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
-    log: list[dict] = []
-    if args.resume is None:
-        started = time.time()
+    state = state_file(args.work, "target", args.restart)
+    if not state.exists():
         encode_corpus(train_tokenizer(args.out), args.work)
-        print((args.work / "sizes.json").read_text(), f"{time.time() - started:.0f} s", flush=True)
-        model = LlamaForCausalLM(target_config(PreTrainedTokenizerFast.from_pretrained(args.out)))
-        warm_up = lambda step: min(1.0, (step + 1) / WARMUP_STEPS)  # noqa: E731
-        log += pretrain(model, args.work, CONSTANT_STEPS, CONSTANT_BATCH, warm_up, 1, "constant")
-    if args.resume != "unlikelihood":
-        model = LlamaForCausalLM.from_pretrained(args.work / "constant", dtype=torch.float32)
-        fall = lambda step: (DECAY_STEPS - step) / DECAY_STEPS  # noqa: E731
-        log += pretrain(model, args.work, DECAY_STEPS, DECAY_BATCH, fall, 2, "decay")
-    model = LlamaForCausalLM.from_pretrained(args.work / "decay", dtype=torch.float32)
-    log.append({"stage": "before unlikelihood", "loops": loop_share(model, args.work)})
-    for number, (steps, length) in enumerate(UNLIKELIHOOD_ROUNDS):
-        text = partial(text_loss, model, Windows(args.work / "train.npy", 3 + number))
-        unlearn_loops(model, optimizers(model, UNLIKELIHOOD_RATE), args.work, steps, length, number, text)
-        log.append({"stage": f"unlikelihood {number + 1}", "loops": loop_share(model, args.work)})
-        log[-1] |= held_out_loss(model, args.work)
-        print(json.dumps(log[-1]), flush=True)
+        print((args.work / "sizes.json").read_text(), flush=True)
+    model = LlamaForCausalLM(target_config(PreTrainedTokenizerFast.from_pretrained(args.out)))
+    log = fit(TargetStep(model, args.work), TargetBatches(args.work), stages(), state)
     model.to(torch.float16).save_pretrained(args.out)
     (args.work / "log.json").write_text(json.dumps(log, indent=1))
 

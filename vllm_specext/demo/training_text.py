@@ -24,7 +24,7 @@ HELD_OUT_LENGTH = 192
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """What every trainer of a drafter on this text can be told."""
+    """The arguments of every trainer of a drafter on this text."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--work", type=Path, required=True, help="folder of the encoded corpus (train_target writes it)"
@@ -34,7 +34,22 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--texts", type=int, default=3500, help="rows of corpus text")
     parser.add_argument("--continuations", type=int, default=1700, help="rows of the target's own text")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    add_restart(parser)
     return parser
+
+
+def add_restart(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--restart", action="store_true", help="begin anew, rather than go on with what an interrupted run left in WORK"
+    )
+
+
+def state_file(work: Path, name: str, restart: bool) -> Path:
+    """The file from which the training ``name`` goes on. It is removed if the training shall ``restart``."""
+    path = work / f"{name}.state.pt"
+    if restart:
+        path.unlink(missing_ok=True)
+    return path
 
 
 def windows(path: Path, count: int, length: int, seed: int) -> Tensor:

@@ -4,14 +4,12 @@ Unlikelihood training on the model's own continuations: a token that completes a
 (``-log(1 - p)``), beside the ordinary loss on text.
 """
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
 from vllm_specext.demo.loops import is_loop
@@ -60,35 +58,13 @@ def loop_share(model: LlamaForCausalLM, directory: Path) -> dict[str, float]:
     return share
 
 
-def unlearn_loops(
-    model: LlamaForCausalLM,
-    optimizers: Sequence[torch.optim.Optimizer],
-    directory: Path,
-    steps: int,
-    length: int,
-    number: int,
-    text_loss: Callable[[], Tensor],
-) -> None:
-    """``steps`` on ``text_loss`` plus the unlikelihood of repeats in fresh continuations of ``length`` tokens.
-
-    The learning rates fall to zero; ``number`` is that of the round, which has prefixes of its own.
-    """
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    rates = [group["lr"] for group in groups]
-    bar = tqdm(range(steps), desc="unlikelihood", mininterval=10)
-    for step in bar:
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate * (1 - step / steps)
-        rows = continue_greedily(model, prefixes(directory / "train.npy", ROWS, 1000 * (number + 1) + step), length)
-        mask = repeats(rows, PREFIX)[:, PREFIX:]
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = model(rows[:, :-1]).logits[:, PREFIX - 1 :]
-        taken = F.log_softmax(logits.float(), dim=-1).gather(-1, rows[:, PREFIX:, None]).squeeze(-1)
-        unlikely = -torch.log1p(-taken.exp().clamp(max=0.999))
-        loss = text_loss() + (unlikely * mask).sum() / mask.sum().clamp(min=1)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        bar.set_postfix(loss=f"{loss.item():.3f}", repeats=f"{mask.float().mean().item():.3f}")
+def repeat_loss(model: LlamaForCausalLM, prefixes: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """The unlikelihood of repeats in the model's own continuations of ``prefixes`` by ``length`` tokens, and the share
+    of tokens that are repeats."""
+    rows = continue_greedily(model, prefixes, length)
+    mask = repeats(rows, PREFIX)[:, PREFIX:]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(rows[:, :-1]).logits[:, PREFIX - 1 :]
+    taken = F.log_softmax(logits.float(), dim=-1).gather(-1, rows[:, PREFIX:, None]).squeeze(-1)
+    unlikely = -torch.log1p(-taken.exp().clamp(max=0.999))
+    return (unlikely * mask).sum() / mask.sum().clamp(min=1), mask.float().mean()

@@ -144,7 +144,8 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     _check_schedule(options.num_speculative_tokens_per_batch_size)
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
     register_drafter_formats()
-    fields, overrides = load(method.preparation)(options, launch)
+    prepared = load(method.preparation)(options, launch)
+    fields, overrides = dict(prepared.fields), prepared.overrides
     if method.architecture is not None:
         overrides = {"architectures": [method.architecture], **overrides}
     if (tree := options.tree) is not None:

@@ -9,7 +9,7 @@ import json
 import math
 import pickle
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,19 +28,20 @@ MAX_DIMENSION = 2**24
 """No real vocabulary or width comes near; larger numbers are damage."""
 
 MAX_CONFIG_BYTES = 2**24
-"""Real configurations have a few thousand."""
+"""The largest ``config.json`` that is read; real ones have a few thousand bytes."""
 
 MAX_ROPE_FACTOR = 1024
-"""Real ones end at 64; the rotary table is as many times the context's length."""
+"""The largest factor of a rotary scaling that is accepted; real ones end at 64. The rotary table is as many times the
+context's length."""
 
 Shapes = dict[str, tuple[int, ...]]
-"""Of tensors, by name."""
+"""Shapes of tensors, by name."""
 
 FLOAT = "floating-point"
 """All types of numbers that a weight may have, for `Header`."""
 
 _DTYPES = dict.fromkeys(("F64", "F32", "F16", "BF16"), FLOAT) | {"I64": "int64", "BOOL": "bool"}
-"""What safetensors calls them."""
+"""Types of numbers by the names that safetensors has for them."""
 
 _CHECKED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """Types whose values are looked at; the numbers of quantised tensors are not what they stand for."""
@@ -48,7 +49,7 @@ _CHECKED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of a tensor before its values."""
+    """A tensor's shape and type, which a file has before the values."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -63,7 +64,7 @@ def weights_file(directory: Path) -> Path:
 
 
 def tensor_headers(path: Path) -> dict[str, Header]:
-    """By name; no weight is read."""
+    """The headers of all tensors in ``path``, by name; no weight is read."""
     if path.suffix == ".bin":
         found = {name: Header(tuple(x.shape), _dtype(x)) for name, x in _load_bin(path, "meta").items()}
     else:
@@ -80,7 +81,7 @@ def tensor_headers(path: Path) -> dict[str, Header]:
 
 
 def tensor_shapes(path: Path) -> Shapes:
-    """From the header alone: no weight is read."""
+    """The shapes of all tensors in ``path``, from the header alone: no weight is read."""
     found = tensor_headers(path)
     check_floating(path, found)
     return {name: header.shape for name, header in found.items()}
@@ -137,7 +138,7 @@ def check_files(directory: Path, patterns: Iterable[str]) -> None:
                 raise _unreadable(path) from error
 
 
-def write_files(directory: Path, config: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+def write_files(directory: Path, config: dict[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """``config.json`` and ``model.safetensors``, the tensors in ``dtype``."""
     config = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
     directory.mkdir(parents=True, exist_ok=True)
@@ -242,7 +243,8 @@ def positive(directory: Path, config: dict[str, Any], key: str, kind: type[int] 
 def read_rotary(
     directory: Path, config: dict[str, Any], kinds: Sequence[str], default_theta: float | None = None
 ) -> Rotary:
-    """From the top level, or from ``rope_parameters``, where newer versions of transformers put it."""
+    """The rotary positions that ``config`` describes, at its top or, as newer versions of transformers write it, in
+    ``rope_parameters``."""
     theta = {"rope_theta": config.get("rope_theta", default_theta)}
     scaling = None
     for key in ("rope_parameters", "rope_scaling"):
@@ -257,7 +259,7 @@ def read_rotary(
 
 
 def read_rope_scaling(place: str, rope: dict[str, Any], kinds: Sequence[str]) -> RopeScaling | None:
-    """What transformers' ``rope`` says about scaling, of one of ``kinds``; ``place`` is where it stands."""
+    """The scaling in transformers' ``rope``, of one of ``kinds``. Messages name ``place``, where it was found."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in kinds:
         raise ConfigurationError(f"{place} has the type {kind!r}; supported here: {', '.join(map(repr, kinds))}.")

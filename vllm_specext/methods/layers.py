@@ -81,8 +81,8 @@ class Attention(nn.Module):
         out_width: int | None = None,
         qk_norm_eps: float | None = None,
     ) -> None:
-        """From ``width`` to ``out_width``, which is the same unless given. With ``qk_norm_eps``, queries and keys go
-        through a norm of each head first, as in Qwen3."""
+        """The layer goes from ``width`` to ``out_width``, which is the same unless given. With ``qk_norm_eps``, queries
+        and keys go through a norm of each head first, as in Qwen3."""
         super().__init__()
         self.head_dim, self.rotary = head_dim, rotary
         self.groups = heads // kv_heads

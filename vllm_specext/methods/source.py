@@ -10,7 +10,7 @@ HEAD = ("config.json", "model.safetensors", "pytorch_model.bin")
 """Files of a drafter that is a part of a model."""
 
 LANGUAGE_MODEL = ("*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja")
-"""Of a model with a tokenizer of its own."""
+"""Files of a language model, with its tokenizer."""
 
 
 def check_place(model: str) -> Path:

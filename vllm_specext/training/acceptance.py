@@ -13,8 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vllm_specext.methods.griffin.model import GriffinDrafter
-from vllm_specext.training.features import target_rows
-from vllm_specext.training.griffin_passes import simulate_chains
+from vllm_specext.training.features import target_features
+from vllm_specext.training.griffin.passes import simulate_chains
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,7 +46,8 @@ def accepted_tokens(drafts: Tensor, rows: Tensor) -> Tensor:
 
 
 def summarise(accepted: Tensor, prompt_length: int, chain: int) -> Acceptance:
-    """Of what `accepted_tokens` returned for chains of ``chain`` tokens, after ``prompt_length`` tokens."""
+    """The acceptance that follows from the result of `accepted_tokens` for chains of ``chain`` tokens, counted after
+    ``prompt_length`` tokens."""
     usable = accepted[:, prompt_length - 1 :]
     steps = [a for row in usable.tolist() for a in _walk(row)]
     return Acceptance(
@@ -57,7 +58,7 @@ def summarise(accepted: Tensor, prompt_length: int, chain: int) -> Acceptance:
 
 
 def _accepted(model: GriffinDrafter, target: "PreTrainedModel", rows: Tensor, chain: int) -> Tensor:
-    features = target_rows(target, list(rows)).features[:, :-1]
+    features = target_features(target, list(rows)).features[:, :-1]
     return accepted_tokens(simulate_chains(model, target.lm_head.weight.float(), rows[:, 1:], features, chain), rows)
 
 

@@ -4,12 +4,14 @@ A feature is the target's last hidden state after the final norm, the input of i
 when a row first comes and kept in memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from vllm_specext.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,7 +51,9 @@ class Batch:
     loss_mask: Tensor
 
 
-def target_rows(target: "PreTrainedModel", rows: Sequence[Tensor], loss_masks: Sequence[Tensor] | None = None) -> Rows:
+def target_features(
+    target: "PreTrainedModel", rows: Sequence[Tensor], loss_masks: Sequence[Tensor] | None = None
+) -> Rows:
     """Run ``target``, a causal language model of transformers, over ``rows`` of token ids, each ``[length]``.
 
     Without ``loss_masks`` all positions count.
@@ -64,27 +68,47 @@ def target_rows(target: "PreTrainedModel", rows: Sequence[Tensor], loss_masks: S
     return Rows(token_ids, features * present(token_ids, lengths)[..., None], loss_mask, lengths)
 
 
-def endless_batches(
-    target: "PreTrainedModel", rows: Sequence[Tensor], size: int, generator: torch.Generator, *, bfloat16: bool = False
-) -> Iterator[Rows]:
-    """``size`` random rows at a time, all ``rows`` once before any comes again.
+class FeatureRows:
+    """``size`` random rows at a time with their features, all ``rows`` once before any comes again.
 
-    Each row's features are computed when it first comes, in bfloat16 arithmetic if asked for, and kept in bfloat16: two
-    bytes for each of a token's ``d`` numbers. All positions count.
+    Features are computed when a row first comes, in bfloat16 arithmetic if asked for, and kept in bfloat16: two bytes
+    for each of a token's ``d`` numbers. All positions count.
     """
-    device = target.lm_head.weight.device
-    kept: dict[int, Tensor] = {}
-    order = endless_order(len(rows), generator)
-    while True:
-        chosen = [next(order) for _ in range(size)]
-        if new := sorted({i for i in chosen if i not in kept}):
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
-                features = target_rows(target, [rows[i] for i in new]).features
-            kept |= {i: row[: len(rows[i])].bfloat16() for i, row in zip(new, features, strict=True)}
-        token_ids = pad([rows[i] for i in chosen]).to(device)
-        features = nn.utils.rnn.pad_sequence([kept[i] for i in chosen], batch_first=True).float()
-        lengths = torch.tensor([len(rows[i]) for i in chosen], device=device)
-        yield Rows(token_ids, features, present(token_ids, lengths).long(), lengths)
+
+    def __init__(
+        self, target: "PreTrainedModel", rows: Sequence[Tensor], size: int, seed: int, *, bfloat16: bool = False
+    ) -> None:
+        self.target, self.rows, self.bfloat16 = target, rows, bfloat16
+        self.order = RandomOrder(len(rows), size, seed)
+        self.kept: dict[int, Tensor] = {}
+        # A row's features depend, in their last bits, on the rows that they are computed with. Those are always the
+        # rows that it first comes with, so that a training that goes on has the same features.
+        first = RandomOrder(len(rows), len(rows), seed).take()
+        groups = [sorted(first[start : start + size]) for start in range(0, len(rows), size)]
+        self.group_of = {row: group for group in groups for row in group}
+
+    def take(self) -> Rows:
+        chosen = self.order.take()
+        for row in chosen:
+            if row not in self.kept:
+                self._keep(self.group_of[row])
+        device = self.target.lm_head.weight.device
+        token_ids = pad([self.rows[i] for i in chosen]).to(device)
+        features = nn.utils.rnn.pad_sequence([self.kept[i] for i in chosen], batch_first=True).float()
+        lengths = torch.tensor([len(self.rows[i]) for i in chosen], device=device)
+        return Rows(token_ids, features, present(token_ids, lengths).long(), lengths)
+
+    def _keep(self, group: list[int]) -> None:
+        device = self.target.lm_head.weight.device
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
+            features = target_features(self.target, [self.rows[i] for i in group]).features
+        self.kept |= {i: row[: len(self.rows[i])].bfloat16() for i, row in zip(group, features, strict=True)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.order.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order.load_state_dict(state)
 
 
 def make_batch(rows: Rows, noise: float = NOISE, generator: torch.Generator | None = None) -> Batch:
@@ -117,6 +141,31 @@ def present(token_ids: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(token_ids.shape[1], device=token_ids.device) < lengths[:, None]
 
 
-def endless_order(count: int, generator: torch.Generator) -> Iterator[int]:
-    while True:
-        yield from torch.randperm(count, generator=generator).tolist()
+class RandomOrder:
+    """``size`` numbers below ``count`` at a time, in random order, each once before any comes again. The state has the
+    place in it."""
+
+    def __init__(self, count: int, size: int, seed: int) -> None:
+        self.count, self.size = count, size
+        self.generator = torch.Generator().manual_seed(seed)
+        self.left: list[int] = []
+
+    def take(self) -> list[int]:
+        while len(self.left) < self.size:
+            self.left += torch.randperm(self.count, generator=self.generator).tolist()
+        taken, self.left = self.left[: self.size], self.left[self.size :]
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        place = {"generator": self.generator.get_state(), "left": torch.tensor(self.left)}
+        return {"rows": self.count, "batch": self.size, **place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, now in (("rows", self.count), ("batch", self.size)):
+            if state[name] != now:
+                raise ConfigurationError(
+                    f"the training that is to go on has {name} {state[name]}, but {name} is {now} now; expected the "
+                    "same."
+                )
+        self.generator.set_state(state["generator"])
+        self.left = state["left"].tolist()

@@ -1,19 +1,22 @@
-"""Optimisers and learning-rate schedules of drafters' training."""
+"""Optimizers and learning-rate schedules of drafters' training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import nn
+
+from vllm_specext.training.step import Progress
 
 OptimizerName = Literal["adamw", "muon"]
 """``muon``: Muon for the matrices, AdamW for the rest."""
 
 
 def make_optimizers(
-    trained: Sequence[nn.Parameter], name: OptimizerName, rate: float, weight_decay: float, muon_factor: float
+    model: nn.Module, name: OptimizerName, rate: float, weight_decay: float, muon_factor: float
 ) -> list[torch.optim.Optimizer]:
-    """AdamW at ``rate``; Muon, if asked for, at ``muon_factor`` times it."""
+    """AdamW at ``rate`` for what ``model`` trains; Muon, if asked for, at ``muon_factor`` times it."""
+    trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim == 2] if name == "muon" else []
     others = [p for p in trained if p.ndim != 2 or name == "adamw"]
     optimizers: list[torch.optim.Optimizer] = [
@@ -24,14 +27,14 @@ def make_optimizers(
     return optimizers
 
 
-def linear_schedule(
-    optimizer: torch.optim.Optimizer, warmup: int, end: int, floor: float = 0.0
-) -> torch.optim.lr_scheduler.LambdaLR:
-    """Warm-up to one, then a straight line that reaches ``floor`` at step ``end``, where it stays."""
+def linear(warmup: int, end: int, floor: float = 0.0) -> Callable[[Progress], float]:
+    """A schedule of a stage: warm-up to one, then a straight line that reaches ``floor`` at step ``end``, where it
+    stays."""
 
-    def factor(step: int) -> float:
+    def factor(progress: Progress) -> float:
+        step = progress.step - 1
         if step < warmup:
             return (step + 1) / warmup
         return floor + (1 - floor) * max(0.0, (end - step) / max(1, end - warmup))
 
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return factor

@@ -29,7 +29,7 @@ from vllm_specext.methods.checkpoints import (
 
 INDEX = "model.safetensors.index.json"
 FILES = ("config.json", "model*.safetensors", INDEX, "pytorch_model*.bin")
-"""What a checkpoint consists of on the hub."""
+"""The files of a checkpoint on the hub."""
 
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin")
 _VOCABULARIES = {"d2t": "int64", "t2d": "bool"}

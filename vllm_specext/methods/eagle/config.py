@@ -40,7 +40,7 @@ them: its attention is cut into chunks, which tree attention knows nothing of.""
 
 PARALLEL = "drafts all positions at once (P-EAGLE), which is not supported; allowed are drafters that draft one by one"
 MAX_LAYERS = 64
-"""Real drafters have up to four."""
+"""The most layers that a drafter may have; real ones have up to four."""
 
 FULL, WINDOWED = "full_attention", "sliding_attention"
 MAX_REASON = 300
@@ -55,9 +55,9 @@ class Drafter:
     place: str
     """The file's name for messages."""
     config: Any
-    """What vLLM's class will see, before our overrides."""
+    """The configuration that vLLM's class will see, before our overrides."""
     class_name: str
-    """vLLM's."""
+    """The name of vLLM's class."""
     is_known: bool
     """Whether `drafter_shape` knows its parameters."""
 
@@ -136,7 +136,7 @@ def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int) -> Dra
 
 
 def target_layers(drafter: Drafter, num_layers: int) -> list[int]:
-    """After how many of the target's layers the states are taken that an EAGLE-3 drafter reads.
+    """The numbers of the target's layers after which an EAGLE-3 drafter reads hidden states.
 
     At the top of the file vLLM's numbers stand, as speculators writes them: ``i`` is the input of layer ``i``. In
     ``eagle_config`` SpecForge and ModelOpt write the layers whose output it is, from 0 up, and others vLLM's numbers;
@@ -175,7 +175,7 @@ def flag(place: str, config: Any, key: str, default: bool = False) -> bool:
 
 
 def _check_file(place: str, raw: dict[str, Any], options: StockDrafterOptions, trust_remote_code: bool) -> None:
-    """What vLLM's reader would not say, or not in a sentence."""
+    """Refuse what vLLM's reader would not refuse, or not in a sentence."""
     method = options.stock_method
     architectures = raw.get("architectures")
     if architectures is not None and (

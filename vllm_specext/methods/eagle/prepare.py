@@ -9,6 +9,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import MAX_DIMENSION, MAX_ROPE_FACTOR
 from vllm_specext.methods.eagle.checkpoint import FILES, DrafterShape, check_checkpoint
 from vllm_specext.methods.eagle.config import Drafter, drafter_shape, integer, read_drafter, target_layers
+from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.options import StockDrafterOptions
 from vllm_specext.refusals import Launch
@@ -17,11 +18,8 @@ ONLY_THE_TABLE = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embeddings in which the number of positions sizes the table, and changes no angle."""
 
 
-def prepare(options: StockDrafterOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values for vLLM's own speculative keys, and overrides of the drafter's ``config.json``.
-
-    Raises ``ConfigurationError``.
-    """
+def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
+    """Check the drafter against the target. Raises ``ConfigurationError``."""
     directory = drafter_directory(options.model, options.revision, FILES)
     if options.stock_method == "eagle3":
         check_target(options.method, launch)
@@ -52,7 +50,7 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> tuple[dict[str, Any
         )
     ours = {"method", "model", "revision", "tree_depth", "tree_top_k"}
     fields = options.model_dump(exclude=ours, exclude_none=True)
-    return {**fields, "model": str(directory)}, overrides
+    return Prepared({**fields, "model": str(directory)}, overrides)
 
 
 def check_target(method: str, launch: Launch) -> None:

@@ -10,6 +10,7 @@ from vllm_specext.methods.foreign_vocab.distributions.overlap import coverage
 from vllm_specext.methods.foreign_vocab.pairing import Pairing, read_pairing
 from vllm_specext.methods.foreign_vocab.small_vocabulary import why_unsuitable
 from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import SAMPLES
+from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import LANGUAGE_MODEL, check_config, drafter_directory
 from vllm_specext.options import ForeignOptions
 from vllm_specext.refusals import Launch
@@ -20,15 +21,15 @@ NAMED = 5
 """Special tokens that the log names; some models have hundreds in reserve."""
 
 
-def prepare(options: ForeignOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values for vLLM's own speculative keys; nothing of the drafter's configuration is overridden."""
+def prepare(options: ForeignOptions, launch: Launch) -> Prepared:
+    """Check the drafter's files. Raises ``ConfigurationError``."""
     directory = drafter_directory(options.model, options.revision, LANGUAGE_MODEL)
     check_files(directory, LANGUAGE_MODEL)
     check_config(directory)
     fields = options.model_dump(
         include={"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}, exclude_none=True
     )
-    return {**fields, "model": str(directory)}, {}
+    return Prepared({**fields, "model": str(directory)})
 
 
 def check(options: ForeignOptions, config: Any) -> None:

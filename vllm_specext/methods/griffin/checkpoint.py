@@ -6,10 +6,10 @@ what shapes cannot tell. `read_shape` looks at names and shapes without reading 
 files becomes a `ConfigurationError` that names the file and the tensor or key; nothing in a file is ever executed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,9 +29,6 @@ from vllm_specext.methods.checkpoints import (
     weights_file,
     write_files,
 )
-
-if TYPE_CHECKING:
-    from vllm_specext.methods.griffin.model import GriffinDrafter
 
 DEFAULT_ROPE_THETA = 10000.0
 """Released configurations of LLaMA2 and Vicuna drafters leave the key out."""
@@ -124,9 +121,10 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def write_checkpoint(directory: Path, model: "GriffinDrafter", dtype: torch.dtype) -> None:
-    """Write ``model`` to ``directory`` as ``config.json`` and ``model.safetensors``, weights in ``dtype``."""
-    shape = model.shape
+def write_checkpoint(
+    directory: Path, shape: GriffinShape, state_dict: Mapping[str, Tensor], dtype: torch.dtype
+) -> None:
+    """Write a drafter to ``directory`` as ``config.json`` and ``model.safetensors``, weights in ``dtype``."""
     config = {
         "architectures": ["GriffinForCausalLM"],
         "model_type": "llama",
@@ -145,7 +143,7 @@ def write_checkpoint(directory: Path, model: "GriffinDrafter", dtype: torch.dtyp
         "pretraining_tp": 1,
         "qkv_bias": shape.qkv_bias,
     }
-    write_files(directory, config, model.state_dict(), dtype)
+    write_files(directory, config, state_dict, dtype)
 
 
 def check_against_target(shape: GriffinShape, target_hidden_size: int, target_vocab_size: int) -> None:

@@ -1,19 +1,15 @@
 """What GRIFFIN needs before vLLM builds its configuration: the checkpoint's folder, checked, and the widths in its
 tensors."""
 
-from typing import Any
-
 from vllm_specext.methods.griffin.checkpoint import check_against_target, read_shape
+from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.options import GriffinOptions
 from vllm_specext.refusals import Launch
 
 
-def prepare(options: GriffinOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values for vLLM's own speculative keys, and overrides of the drafter's ``config.json``.
-
-    Raises ``ConfigurationError``.
-    """
+def prepare(options: GriffinOptions, launch: Launch) -> Prepared:
+    """Check the drafter against the target. Raises ``ConfigurationError``."""
     directory = drafter_directory(options.model, options.revision)
     shape = read_shape(directory)
     check_against_target(shape, launch.model.get_hidden_size(), launch.model.get_vocab_size())
@@ -34,4 +30,4 @@ def prepare(options: GriffinOptions, launch: Launch) -> tuple[dict[str, Any], di
         "tgf_size": shape.tgf_size,
         "tie_word_embeddings": False,
     }
-    return {**fields, "model": str(directory)}, overrides
+    return Prepared({**fields, "model": str(directory)}, overrides)

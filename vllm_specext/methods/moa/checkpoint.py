@@ -5,10 +5,10 @@ configuration; the configuration adds what shapes cannot tell. A checkpoint has 
 the target's, and without the ``layer_self_attention`` tensors it is one without LSA.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +31,6 @@ from vllm_specext.methods.checkpoints import (
 )
 from vllm_specext.methods.layers import RopeScaling
 
-if TYPE_CHECKING:
-    from vllm_specext.methods.moa.model import MoADrafter
-
 ROPE_KINDS = ("default", "linear", "llama3")
 SA, CA, LSA = "self_attention", "cross_attention", "layer_self_attention"
 
@@ -49,7 +46,7 @@ class LayerShape:
     mlp_size: int
     qkv_bias: bool = False
     qk_norm: bool = False
-    """Of the target's layers only."""
+    """Whether queries and keys are normed: in the target's layers only."""
 
     def tensor_shapes(self, prefix: str) -> Shapes:
         d, q, kv = self.width, self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -84,7 +81,7 @@ class MoAShape:
     rope_theta: float
     max_position_embeddings: int
     rope_scaling: RopeScaling | None = None
-    """Of SA only: LSA's positions are layers, and the official code clears it for CA."""
+    """Scaling of SA's positions. LSA's positions are layers, and the official code clears the scaling for CA."""
     target_layer_inference: int = 0
     """The target's last layers that run over the drafter's feature."""
     num_target_layers: int | None = None
@@ -154,9 +151,8 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def write_checkpoint(directory: Path, model: "MoADrafter", dtype: torch.dtype) -> None:
-    """Write ``model`` to ``directory`` as ``config.json`` and ``model.safetensors``, weights in ``dtype``."""
-    shape = model.shape
+def write_checkpoint(directory: Path, shape: MoAShape, state_dict: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Write a drafter to ``directory`` as ``config.json`` and ``model.safetensors``, weights in ``dtype``."""
     config: dict[str, Any] = {
         "architectures": ["MOASpecModel"],
         "model_type": "moa_spec",
@@ -178,7 +174,7 @@ def write_checkpoint(directory: Path, model: "MoADrafter", dtype: torch.dtype) -
             config[f"{name}_intermediate_size"] = part.mlp_size
     if shape.num_target_layers is not None:
         config["num_target_layers"] = shape.num_target_layers
-    write_files(directory, config, model.state_dict(), dtype)
+    write_files(directory, config, state_dict, dtype)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class DecoderLayer(nn.Module):
         return self.finish(hidden + attended), kv
 
     def keys_values(self, stream: Tensor, position_ids: Tensor) -> KV:
-        """Of another stream ``[B, S, width]``, behind the same norm as the queries."""
+        """Keys and values of another stream ``[B, S, width]``, after the norm that queries go through too."""
         return self.self_attn.keys_values(self.input_layernorm(stream), position_ids)
 
     def cross(self, hidden: Tensor, position_ids: Tensor, kv: KV, mask: Tensor | None) -> Tensor:
@@ -97,7 +97,7 @@ class MoADrafter(nn.Module):
         return self.Ekv2E(pooled)
 
     def absorb(self, kv: Tensor, position_ids: Tensor) -> KV:
-        """What CA reads of verified tokens: keys and values ``[B, Hkv, S, D]`` of ``kv`` ``[B, S, L, W]`` at
+        """The memory of verified tokens that CA reads: keys and values ``[B, Hkv, S, D]`` of ``kv`` ``[B, S, L, W]`` at
         ``position_ids`` ``[B or 1, S]``. Each token's depend on that token alone."""
         return self.cross_attention.keys_values(self.memory(kv), position_ids)
 

@@ -6,16 +6,14 @@ from typing import Any
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.moa.checkpoint import MoAShape, TargetSizes, check_against_target, read_shape
+from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.options import MoAOptions
 from vllm_specext.refusals import LLAMA_LIKE, Launch
 
 
-def prepare(options: MoAOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values for vLLM's own speculative keys, and overrides of the drafter's ``config.json``.
-
-    Raises ``ConfigurationError``.
-    """
+def prepare(options: MoAOptions, launch: Launch) -> Prepared:
+    """Check the drafter against the target. Raises ``ConfigurationError``."""
     from vllm_specext.methods.moa.config import register
 
     register()
@@ -51,7 +49,7 @@ def prepare(options: MoAOptions, launch: Launch) -> tuple[dict[str, Any], dict[s
         )
     ours = {"method", "model", "revision", "tree_depth", "tree_top_k", "target_layer_inference"}
     fields = options.model_dump(exclude=ours, exclude_none=True)
-    return {**fields, "model": str(directory)}, _overrides(shape, inference)
+    return Prepared({**fields, "model": str(directory)}, _overrides(shape, inference))
 
 
 def _overrides(shape: MoAShape, target_layer_inference: int) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class MoAForCausalLM(nn.Module):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def keys_values(self, input_ids: Tensor, positions: Tensor, kv: Tensor) -> tuple[KV, KV]:
-        """What self- and cross-attention keep of verified tokens ``[T]``: each keys and values ``[T, heads · size]``.
+        """The keys and values of verified tokens ``[T]``, of self- and of cross-attention: each ``[T, heads · size]``.
 
         ``kv`` ``[T, L, Hkv, 2, D]``: this rank's heads of the target's keys and values.
         """

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.swift.search.skip_set import num_skipped
 from vllm_specext.methods.swift.search.stored import Target, check_target, read_found
 from vllm_specext.options import SwiftOptions
 from vllm_specext.refusals import LLAMA_LIKE, Launch
 
 
-def prepare(options: SwiftOptions, launch: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check target and files, and return values for vLLM's speculative keys. Nothing is overridden: there is no
-    drafter."""
+def prepare(options: SwiftOptions, launch: Launch) -> Prepared:
+    """Check the target and the keys that name files. Raises ``ConfigurationError``."""
     target = describe(launch.model)
     if target.architecture not in LLAMA_LIKE:
         raise ConfigurationError(
@@ -25,7 +25,7 @@ def prepare(options: SwiftOptions, launch: Launch) -> tuple[dict[str, Any], dict
         check_target(path, read_found(path), target)
     check_save(options)
     included = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
-    return options.model_dump(include=included, exclude_none=True), {}
+    return Prepared(options.model_dump(include=included, exclude_none=True))
 
 
 def check_save(options: SwiftOptions) -> None:

@@ -16,7 +16,7 @@ from vllm_specext.methods.layers import KV
 from vllm_specext.training.own_keys import Passes, attend
 
 MaskedScore = Literal["-inf", "zero"]
-"""What a key in the future contributes to the softmax: nothing, or, as in the code that trained the released
+"""The contribution of a key in the future to the softmax: nothing, or, as in the code that trained the released
 checkpoints (inherited from HASS), a score of zero in the denominator and no value. Serving knows the first only."""
 
 

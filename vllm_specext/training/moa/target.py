@@ -1,6 +1,6 @@
 """What MoA's training takes from the frozen target: keys and values of all layers, and the features to imitate."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,14 @@ from vllm_specext.methods.layers import KV, Rotary
 from vllm_specext.methods.moa.checkpoint import ROPE_KINDS, LayerShape
 from vllm_specext.methods.moa.target_layers import TargetLayers
 from vllm_specext.refusals import LLAMA_LIKE
-from vllm_specext.training.features import endless_order, pad, present
+from vllm_specext.training.features import RandomOrder, pad, present
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class TargetRows:
+class TargetStates:
     """Text as the target sees it, padded on the right.
 
     ``embeddings`` ``[B, T, E]``; ``kv`` ``[B, T, L, W]`` in the order of `vllm_specext.methods.moa.model`; ``entry``
@@ -38,13 +38,13 @@ class TargetRows:
 
 
 @torch.no_grad()
-def target_rows(target: "PreTrainedModel", token_ids: Tensor, response: Tensor, last_layers: int) -> TargetRows:
+def target_states(target: "PreTrainedModel", token_ids: Tensor, response: Tensor, last_layers: int) -> TargetStates:
     """Run ``target``, a causal language model of transformers, over ``token_ids`` ``[B, T]``."""
     # Causal attention: what is padded on the right cannot reach a real position.
     output = target.base_model(token_ids, use_cache=True, output_hidden_states=last_layers > 0)
     kvs = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
     features = output.last_hidden_state
-    return TargetRows(
+    return TargetStates(
         embeddings=target.get_input_embeddings()(token_ids),
         kv=torch.stack([side_by_side(kv) for kv in kvs], dim=2),
         entry=output.hidden_states[-1 - last_layers] if last_layers else features,
@@ -59,31 +59,43 @@ def side_by_side(kv: KV) -> Tensor:
     return torch.cat(kv, dim=-1).transpose(1, 2).flatten(2)
 
 
-def endless_rows(
-    target: "PreTrainedModel",
-    rows: Sequence[Tensor],
-    size: int,
-    generator: torch.Generator,
-    last_layers: int = 0,
-    *,
-    bfloat16: bool = False,
-    compiled: bool = False,
-) -> Iterator[TargetRows]:
-    """``size`` random rows of token ids at a time, all ``rows`` once before any comes again; all positions count.
+class TargetStateReader:
+    """``size`` random rows of token ids at a time as the target sees them, all ``rows`` once before any comes again;
+    all positions count.
 
     Every batch is as long as the longest row, so that what is compiled for one fits all.
     """
-    device = target.lm_head.weight.device
-    longest = max(len(row) for row in rows)
-    order = endless_order(len(rows), generator)
-    run = torch.compile(target_rows) if compiled else target_rows
-    while True:
-        chosen = [rows[next(order)] for _ in range(size)]
-        token_ids = pad([*chosen, torch.zeros(longest)])[:-1].to(device)
+
+    def __init__(
+        self,
+        target: "PreTrainedModel",
+        rows: Sequence[Tensor],
+        size: int,
+        seed: int,
+        last_layers: int = 0,
+        *,
+        bfloat16: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        self.target, self.rows = target, rows
+        self.last_layers, self.bfloat16 = last_layers, bfloat16
+        self.longest = max(len(row) for row in rows)
+        self.order = RandomOrder(len(rows), size, seed)
+        self.run = torch.compile(target_states) if compiled else target_states
+
+    def take(self) -> TargetStates:
+        device = self.target.lm_head.weight.device
+        chosen = [self.rows[i] for i in self.order.take()]
+        token_ids = pad([*chosen, torch.zeros(self.longest)])[:-1].to(device)
         lengths = torch.tensor([len(row) for row in chosen], device=device)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
-            seen = run(target, token_ids, present(token_ids, lengths), last_layers)
-        yield seen
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
+            return self.run(self.target, token_ids, present(token_ids, lengths), self.last_layers)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.order.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order.load_state_dict(state)
 
 
 def last_target_layers(target: "PreTrainedModel", count: int) -> TargetLayers:

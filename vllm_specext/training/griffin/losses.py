@@ -13,7 +13,7 @@ from torch import Tensor
 from vllm_specext.training.losses import feature_loss, masked_mean, token_loss
 
 MaskShift = Literal["code", "paper"]
-"""Which hits a token's loss in pass ``n`` requires: those of the ``n - 1`` tokens that end with the token itself, as
+"""The hits that a token's loss in pass ``n`` requires: those of the ``n - 1`` tokens that end with the token itself, as
 in the code that trained the released checkpoints, or with the one before it, as the paper's corrected equation
 says."""
 
@@ -22,7 +22,7 @@ DISTILLED_TOKENS = 10
 
 
 class AlignmentMask:
-    """Which positions count in each pass: those whose last tokens were among the drafter's best before."""
+    """The positions that count in each pass: those whose last tokens were among the drafter's best before."""
 
     def __init__(self, input_ids: Tensor, base_mask: Tensor, top_k: int = 3, shift: MaskShift = "code") -> None:
         """``input_ids`` ``[B, L]``; ``base_mask`` ``[B, L]``, 1 where there is something to learn."""
@@ -67,7 +67,7 @@ class TargetDistribution:
 
 
 @dataclass(frozen=True)
-class Losses:
+class GriffinLosses:
     """One pass's loss terms, scalars."""
 
     feature: Tensor
@@ -80,7 +80,7 @@ class Losses:
 
 def pass_losses(
     regress: Tensor, logits: Tensor, target_features: Tensor, target: TargetDistribution, mask: Tensor
-) -> Losses:
+) -> GriffinLosses:
     """Means over the positions of ``mask`` ``[B, L]``.
 
     ``feature``: smooth L1 between the regress feature and the target's, both ``[B, L, d]``. ``token``: cross-entropy
@@ -89,7 +89,7 @@ def pass_losses(
     """
     best_logits = logits.float().gather(-1, target.best_ids)
     best = target.best_probabilities * (logits.float().logsumexp(dim=-1, keepdim=True) - best_logits)
-    return Losses(
+    return GriffinLosses(
         feature=masked_mean(feature_loss(regress, target_features), mask),
         token=masked_mean(token_loss(logits, target.probabilities), mask),
         top_k=masked_mean(best.sum(dim=-1), mask),

@@ -9,11 +9,11 @@ from vllm_specext.training.losses import feature_loss, masked_mean, token_loss
 
 TOKEN_WEIGHT = 0.1
 FEATURE_WEIGHT = 1.0
-"""Of one feature loss, or of the mean of both."""
+"""The weight of the one feature loss, or of the mean of both."""
 
 
 @dataclass(frozen=True)
-class Losses:
+class MoALosses:
     """Scalars: cross-entropy against the target's distribution; smooth L1 against the target's last hidden state; and
     with target-layer inference against the residual stream that enters the target's last layers."""
 
@@ -25,15 +25,15 @@ class Losses:
         feature = self.feature if self.entry is None else (self.feature + self.entry) / 2
         return TOKEN_WEIGHT * self.token + FEATURE_WEIGHT * feature
 
-    def terms(self) -> Tensor:
-        """``[2 or 3]``: token, feature, entry."""
-        found = [self.token, self.feature] + ([] if self.entry is None else [self.entry])
-        return torch.stack(found).detach()
+    def terms(self) -> dict[str, Tensor]:
+        """The losses that there are, by name, without their gradients."""
+        entry = {} if self.entry is None else {"entry": self.entry.detach()}
+        return {"token": self.token.detach(), "feature": self.feature.detach(), **entry}
 
 
 def moa_losses(
     final: Tensor, wanted_final: Tensor, head: Tensor, mask: Tensor, entry: tuple[Tensor, Tensor] | None = None
-) -> Losses:
+) -> MoALosses:
     """Means over the positions of ``mask`` ``[B, T]``.
 
     ``final`` and ``wanted_final`` ``[B, T, E]`` are the drafter's and the target's inputs of ``head`` ``[V, E]``;
@@ -41,7 +41,7 @@ def moa_losses(
     """
     with torch.no_grad():
         probabilities = (wanted_final @ head.T).float().softmax(dim=-1)
-    return Losses(
+    return MoALosses(
         token=masked_mean(token_loss(final @ head.T, probabilities), mask),
         feature=masked_mean(feature_loss(final, wanted_final), mask),
         entry=None if entry is None else masked_mean(feature_loss(*entry), mask),

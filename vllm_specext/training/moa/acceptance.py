@@ -9,7 +9,7 @@ from vllm_specext.methods.layers import KV
 from vllm_specext.methods.moa.model import DecoderLayer, MoADrafter
 from vllm_specext.methods.moa.target_layers import TargetLayers
 from vllm_specext.training.acceptance import Acceptance, accepted_tokens, summarise
-from vllm_specext.training.moa_target import TargetRows, last_target_layers, target_rows
+from vllm_specext.training.moa.target import TargetStates, last_target_layers, target_states
 from vllm_specext.training.own_keys import attend
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def measure_moa_acceptance(
     last_layers = last_target_layers(target, used) if used else None
     accepted = []
     for part in rows.split(batch):
-        seen = target_rows(target, part, torch.ones_like(part, dtype=torch.bool), used)
+        seen = target_states(target, part, torch.ones_like(part, dtype=torch.bool), used)
         drafts = simulate_moa_chains(
             model, target.get_input_embeddings().weight, target.lm_head.weight, last_layers, seen, chain
         )
@@ -39,7 +39,7 @@ def simulate_moa_chains(
     embedding: Tensor,
     head: Tensor,
     last_layers: TargetLayers | None,
-    rows: TargetRows,
+    rows: TargetStates,
     length: int,
 ) -> Tensor:
     """The greedy chain of ``length`` tokens drafted after each token but the first: ``[B, T - 1, length]``.

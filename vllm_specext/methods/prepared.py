@@ -1,0 +1,12 @@
+"""What a method's ``prepare`` hands to vLLM."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Prepared:
+    fields: dict[str, Any]
+    """Values for vLLM's own speculative keys."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Keys of the drafter's ``config.json`` with the values that take the place of the file's."""

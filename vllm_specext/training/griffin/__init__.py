@@ -1,0 +1,1 @@
+"""GRIFFIN's training."""

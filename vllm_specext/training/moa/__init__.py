@@ -1,0 +1,1 @@
+"""MoA's training."""

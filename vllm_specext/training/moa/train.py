@@ -1,0 +1,177 @@
+"""MoA's training: one pass over each batch, with the text in blocks of random length (``blocks.py``).
+
+Embedding, head and the last layers of target-layer inference are the target's and stay as they are; its keys and values
+are taken as the batches come. The same seeds give the same drafter.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vllm_specext.methods.moa.checkpoint import write_checkpoint
+from vllm_specext.methods.moa.model import MoADrafter
+from vllm_specext.methods.moa.target_layers import TargetLayers, two_key_sets
+from vllm_specext.training.loop import fit, write_record
+from vllm_specext.training.moa.blocks import last_verified, memory_mask, sample_boundaries, token_mask
+from vllm_specext.training.moa.losses import MoALosses, moa_losses
+from vllm_specext.training.moa.target import TargetStateReader, TargetStates
+from vllm_specext.training.optimization import OptimizerName, linear, make_optimizers
+from vllm_specext.training.stages import Stage, Steps
+from vllm_specext.training.step import Progress, TrainingStep
+
+
+@dataclass(frozen=True)
+class MoARecipe:
+    """How to train. The defaults are the paper's, with batches of 32 sequences and 6 500 of them in an epoch."""
+
+    steps: int = 195_000
+    learning_rate: float = 6e-4
+    final_learning_rate: float = 3e-5
+    warmup_steps: int = 50
+    """Steps of warm-up, at most the whole training."""
+    decay_steps: int = 6_500
+    """The step at which the learning rate, falling on a straight line, reaches the final one, at which it stays."""
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    optimizer: OptimizerName = "adamw"
+    """Published: AdamW. Muon learns far more in few steps."""
+    muon_factor: float = 5.0
+    """Muon's learning rate as a multiple of AdamW's."""
+    drafted: tuple[int, int] = (5, 13)
+    """Fewest and most positions of a block after its boundary: drafting steps that are trained for."""
+    staircase: float = 0.5
+    """The share of the training over which the probability that SA sees only its own block falls from one to zero."""
+    count_boundaries: bool = True
+    """Whether the losses count boundaries, which see keys and values that drafting would not have. Published: yes."""
+    checkpoint_lsa: bool = True
+    """Recompute LSA in the backward pass, which saves most of the memory."""
+    compiled: bool = False
+    bfloat16: bool = True
+    log_every: int = 50
+    """Steps from one log entry, and state to go on from, to the next."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class MoABatch:
+    """Rows, their boundaries ``[B, T]``, and the rows ``[B]`` in which SA sees only its own block."""
+
+    rows: TargetStates
+    boundaries: Tensor
+    block_only: Tensor
+
+
+@dataclass
+class RowsInBlocks:
+    """MoA's batches: rows as the target sees them, in random blocks."""
+
+    rows: TargetStateReader
+    recipe: MoARecipe
+    generator: torch.Generator
+
+    def next(self, progress: Progress) -> MoABatch:
+        rows = self.rows.take()
+        boundaries = sample_boundaries(rows.response, self.recipe.drafted, self.generator)
+        alone = torch.rand(len(boundaries), generator=self.generator).to(boundaries.device)
+        return MoABatch(rows, boundaries, alone < staircase(progress.step, self.recipe))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows.state_dict(), "blocks": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows.load_state_dict(state["rows"])
+        self.generator.set_state(state["blocks"])
+
+
+class MoAStep(TrainingStep[MoABatch]):
+    """One pass over a batch; the terms are token, feature and, with target-layer inference, entry loss."""
+
+    def __init__(self, model: MoADrafter, head: Tensor, last_layers: TargetLayers | None, recipe: MoARecipe) -> None:
+        super().__init__()
+        model.checkpoint_lsa = recipe.checkpoint_lsa
+        self.model: MoADrafter = model
+        self.head, self.last_layers = head, last_layers
+        self.recipe = recipe
+        self.losses_of = torch.compile(step_losses) if recipe.compiled else step_losses
+
+    def forward(self, batch: MoABatch, progress: Progress) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.autocast(self.head.device.type, dtype=torch.bfloat16, enabled=self.recipe.bfloat16):
+            losses = self.losses_of(
+                self.model,
+                self.head,
+                self.last_layers,
+                batch.rows,
+                batch.boundaries,
+                batch.block_only,
+                self.recipe.count_boundaries,
+            )
+            return losses.total(), losses.terms()
+
+
+def train_moa(
+    model: MoADrafter,
+    head: Tensor,
+    last_layers: TargetLayers | None,
+    rows: TargetStateReader,
+    out_dir: Path,
+    recipe: MoARecipe,
+    dtype: torch.dtype = torch.float32,
+    state: Path | None = None,
+) -> list[dict[str, Any]]:
+    """Train ``model`` in place on ``rows`` and write it to ``out_dir``, in ``dtype``.
+
+    ``head`` ``[V, E]`` is the target's output matrix; ``state`` is the file from which an interrupted training goes on.
+    Returns the log, and writes it beside the checkpoint as ``training.json``: step, and the losses averaged over the
+    steps since the entry before.
+    """
+    batches = RowsInBlocks(rows, recipe, torch.Generator().manual_seed(recipe.seed))
+    step = MoAStep(model, head, last_layers, recipe)
+    log = fit(step, batches, [only_stage(recipe)], state, asdict(recipe))
+    write_checkpoint(out_dir, model.shape, model.state_dict(), dtype)
+    write_record(out_dir, {"recipe": asdict(recipe), "log": log})
+    return log
+
+
+def only_stage(recipe: MoARecipe) -> Stage:
+    floor = recipe.final_learning_rate / recipe.learning_rate
+    return Stage(
+        Steps(recipe.steps, recipe.log_every),
+        partial(
+            make_optimizers,
+            name=recipe.optimizer,
+            rate=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            muon_factor=recipe.muon_factor,
+        ),
+        linear(min(recipe.warmup_steps, recipe.steps), recipe.decay_steps, floor),
+        partial(nn.utils.clip_grad_norm_, max_norm=recipe.clip_norm),
+    )
+
+
+def staircase(step: int, recipe: MoARecipe) -> float:
+    """The probability, in this step, that SA sees only its own block."""
+    return max(0.0, 1 - step / (recipe.staircase * recipe.steps)) if recipe.staircase else 0.0
+
+
+def step_losses(
+    model: MoADrafter,
+    head: Tensor,
+    last_layers: TargetLayers | None,
+    batch: TargetStates,
+    boundaries: Tensor,
+    block_only: Tensor,
+    count_boundaries: bool,
+) -> MoALosses:
+    """``boundaries`` ``[B, T]``; ``block_only`` ``[B]``: rows in which SA sees only its own block."""
+    last = last_verified(boundaries)
+    features = model(batch.embeddings, batch.kv, token_mask(last, block_only), memory_mask(last))
+    counted = batch.response & (count_boundaries | ~boundaries)
+    if last_layers is None:
+        return moa_losses(features, batch.features, head, counted)
+    position_ids = torch.arange(features.shape[1], device=features.device)[None]
+    final, _ = last_layers(features, position_ids, two_key_sets(last), batch.last_kvs)
+    return moa_losses(final, batch.features, head, counted, (features, batch.entry))
