@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.engines import ENGINE, in_own_process
-from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE, SWIFT
+from benchmarks.own_process import bundled_engine, in_own_process
+from vllm_specext.measure.bundled import GRIFFIN_TREE, MOA_TREE, SWIFT
 
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     "plain": None,
@@ -28,7 +28,7 @@ CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     "swift": SWIFT,
 }
 Bytes = dict[str, int]
-"""Of a token, by layer."""
+"""The bytes of a token, by layer."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Layers:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of keys and values."""
+        """The bytes of a token's keys and values in all layers."""
         return 2 * self.count * self.kv_heads * self.head_size * 2
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ DRAFTERS_FOR_LLAMA_3_8B = {
 
 
 def bytes_per_token(config: Any) -> Bytes:
-    """From vLLM's ``KVCacheConfig``, where all layers are in one group.
+    """Read vLLM's ``KVCacheConfig``, where all layers are in one group.
 
     The group names one layer's shape for all, so that layers of other widths are told apart in the allocation alone.
     """
@@ -75,10 +75,7 @@ def bytes_per_token(config: Any) -> Bytes:
 
 
 def started(speculative: dict[str, Any] | None) -> Bytes:
-    from vllm import LLM
-
-    core: Any = LLM(**ENGINE, speculative_config=speculative).llm_engine.engine_core
-    return bytes_per_token(core.engine_core.scheduler.kv_cache_config)
+    return bytes_per_token(bundled_engine(speculative, counts=False).core.scheduler.kv_cache_config)
 
 
 def rows(measured: dict[str, Bytes]) -> list[dict[str, Any]]:

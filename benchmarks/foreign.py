@@ -13,8 +13,9 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.drafters import prompts
-from benchmarks.engines import ENGINE, MOST_REQUESTS, in_own_process
-from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.run import Speculation, counted
-from vllm_specext.demo.server import GRIFFIN_CHAIN, MODELS, SLEM, SLRS, TLI
+from benchmarks.own_process import bundled_engine, in_own_process
+from vllm_specext.measure.arguments import MOST_REQUESTS
+from vllm_specext.measure.bundled import GRIFFIN_CHAIN, MODELS, SLEM, SLRS, TLI, bundled_prompts
+from vllm_specext.measure.loops import is_loop
+from vllm_specext.measure.speculation import Speculation
+from vllm_specext.measure.turns import Turn, in_turns, same_tokens, speedups
 
 METHODS: dict[str, dict[str, Any]] = {
     "griffin chain": GRIFFIN_CHAIN,
@@ -41,70 +43,46 @@ BATCHES = (1, 4, 16)
 TOKENS = 64
 
 
-class Engine:
-    def __init__(self, speculative: dict[str, Any]) -> None:
-        from vllm import LLM, SamplingParams
-
-        self.nodes = speculative["num_speculative_tokens"]
-        schedule = [[1, MOST_REQUESTS, self.nodes]]
-        always = {"num_speculative_tokens_per_batch_size": schedule}
-        self.llm = LLM(**ENGINE, speculative_config=speculative | always, disable_log_stats=False)
-        core: Any = self.llm.llm_engine.engine_core
-        self.scheduler = core.engine_core.scheduler
-        self.speculator = core.engine_core.model_executor.driver_worker.worker.model_runner.speculator
-        self.params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-
-    def ask(self, texts: Sequence[str], batch: int, drafts: bool) -> tuple[list[Any], float]:
-        """Answers and seconds; ``batch`` of them at once."""
-        lookup = self.scheduler.dynamic_sd_lookup
-        lookup[:] = [self.nodes if drafts else 0] * len(lookup)
-        answers, begun = [], time.perf_counter()
-        for first in range(0, len(texts), batch):
-            asked = list(texts[first : first + batch])
-            answers += [done.outputs[0] for done in self.llm.generate(asked, self.params, use_tqdm=False)]
-        return answers, time.perf_counter() - begun
-
-    def counted(self) -> Speculation:
-        return counted(self.llm.get_metrics())
-
-
 def one(request: dict[str, Any]) -> dict[str, Any]:
-    engine = Engine(request["speculative"])
-    texts = [prompt["text"] for prompt in prompts()]
-    plain, _ = engine.ask(texts, MOST_REQUESTS, drafts=False)
-    texts = [text for text, answer in zip(texts, plain, strict=True) if not is_loop(list(answer.token_ids))]
-    texts = texts[: MOST_REQUESTS * (len(texts) // MOST_REQUESTS)]
+    """One method, in this process: a row for each of ``BATCHES``."""
+    speculative = request["speculative"]
+    length = speculative["num_speculative_tokens"]
+    always = {"num_speculative_tokens_per_batch_size": [[1, MOST_REQUESTS, length]]}
+    engine = bundled_engine(speculative | always)
+    prompts = [engine.tokenizer.encode(prompt["text"]) for prompt in bundled_prompts()]
+
+    def ask(batch: int, nodes: int, _: int = 0) -> Turn:
+        return engine.turn(prompts, TOKENS, batch, nodes, ignore_eos=True)
+
+    plain = ask(MOST_REQUESTS, 0)
+    prompts = [prompt for prompt, tokens in zip(prompts, plain.tokens, strict=True) if not is_loop(tokens)]
+    prompts = prompts[: MOST_REQUESTS * (len(prompts) // MOST_REQUESTS)]
     rows = []
     for batch in BATCHES:
-        seconds: dict[bool, list[float]] = {True: [], False: []}
         with parts(engine.speculator) as spent:
-            before, drafted = engine.counted(), []
-            for _ in range(request["rounds"]):
-                for drafts in (False, True):
-                    answers, took = engine.ask(texts, batch, drafts)
-                    seconds[drafts].append(took)
-                    if drafts:
-                        drafted = answers
-                    else:
-                        plain = answers
-        told = engine.counted() - before
-        ratios = [slow / fast for slow, fast in zip(seconds[False], seconds[True], strict=True)]
-        size = sum(len(answer.text.encode()) for answer in drafted) / (TOKENS * len(texts))
-        rows.append(
-            {
-                "requests_at_once": batch,
-                "identical": [list(a.token_ids) for a in plain] == [list(a.token_ids) for a in drafted],
-                "tokens_per_verification": told.acceptance_length,
-                "accepted_per_drafted": round(sum(told.accepted) / told.nodes, 3),
-                "bytes_per_verification": round(told.acceptance_length * size, 2),
-                "tokens_per_second": round(statistics.median(TOKENS * len(texts) / took for took in seconds[True]), 1),
-                "speedup": round(statistics.median(ratios), 3),
-                "lowest": round(min(ratios), 3),
-                "highest": round(max(ratios), 3),
-                "ms_per_step": {name: round(1000 * statistics.median(each), 3) for name, each in spent.items()},
-            }
-        )
-    return {"prompts": len(texts), "rows": rows}
+            turns = in_turns(range(request["rounds"]), {nodes: partial(ask, batch, nodes) for nodes in (0, length)})
+        written = [engine.tokenizer.decode(tokens) for tokens in turns[length][0].tokens]
+        size = sum(len(text.encode()) for text in written) / (TOKENS * len(prompts))
+        rows.append({"requests_at_once": batch, **row(turns[length], turns[0], size, spent)})
+    return {"prompts": len(prompts), "rows": rows}
+
+
+def row(own: list[Turn], plain: list[Turn], token_bytes: float, spent: dict[str, list[float]]) -> dict[str, Any]:
+    """The figures of turns with drafts, ``plain[i]`` being the turn without next to ``own[i]``; a token has
+    ``token_bytes`` bytes of text on average."""
+    told = sum((turn.speculation for turn in own), Speculation())
+    speedup = speedups(own, plain)
+    return {
+        "identical": same_tokens(own, plain),
+        "tokens_per_verification": told.acceptance_length,
+        "accepted_per_drafted": round(sum(told.accepted) / told.nodes, 3),
+        "bytes_per_verification": round(told.acceptance_length * token_bytes, 2),
+        "tokens_per_second": round(statistics.median(turn.output_throughput for turn in own), 1),
+        "speedup": speedup.median,
+        "lowest": speedup.lowest,
+        "highest": speedup.highest,
+        "ms_per_step": {name: round(1000 * statistics.median(each), 3) for name, each in spent.items()},
+    }
 
 
 @contextmanager

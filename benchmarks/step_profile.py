@@ -23,18 +23,19 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.engines import ENGINE, MOST_REQUESTS, in_own_process
+from benchmarks.own_process import bundled_engine, in_own_process
 from benchmarks.step_parts import PARTS, functions_of
 from benchmarks.stopwatch import Stopwatch, Watched
-from vllm_specext.demo.server import GRIFFIN_CHAIN, MODELS
+from vllm_specext.measure.arguments import MOST_REQUESTS
+from vllm_specext.measure.bundled import GRIFFIN_CHAIN, MODELS
 
 BATCHES = (1, MOST_REQUESTS)
 ROUNDS = 3
 TOKENS = 64
 PROMPT = range(40, 140)
-"""Behind a first token of each request's own."""
+"""After a first token of each request's own."""
 ENGINE_ITSELF = "engine"
-"""What is left of a step: turning tokens into text, and what lies between the parts."""
+"""The part that has the rest of a step: turning tokens into text, and the code between the other parts."""
 
 
 def tree(nodes: int, top_k: int, method: str = "griffin") -> dict[str, Any]:
@@ -55,10 +56,8 @@ CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
 
 def profile(name: str) -> dict[str, Any]:
     """Milliseconds per step and part, and tokens per step and request, by batch size."""
-    from vllm import LLM
-
     speculative = CONFIGURATIONS[name]
-    engine = LLM(**ENGINE, speculative_config=speculative).llm_engine
+    engine = bundled_engine(speculative, counts=False).engine
     # Of the thread, which other processes on a busy machine do not slow down: engines compute in one thread here.
     stopwatch, functions = Stopwatch(time.thread_time), functions_of(speculative)
     for function in functions:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +25,22 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.engines import ENGINE, in_own_process
-from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.run import PROMPTS
-from vllm_specext.demo.server import SWIFT
+from benchmarks.own_process import bundled_engine, in_own_process
+from vllm_specext.measure.bundled import SWIFT, bundled_prompts
+from vllm_specext.measure.loops import is_loop
+from vllm_specext.measure.turns import Turn, in_turns, speedups
 from vllm_specext.methods.swift.search.acceptance import AcceptanceWatch, DraftOutcome
 from vllm_specext.methods.swift.search.search import Kind, ProposedSet, Search
 from vllm_specext.methods.swift.search.skip_set import SkipSet
 
 TOKENS = 128
 SMOOTHED_OVER = 100
-"""Verifications behind a point of the picture."""
-STEADY = {
-    "swift_switch_off": False,
-    "num_speculative_tokens_per_batch_size": [[1, 16, SWIFT["num_speculative_tokens"]]],
-}
-"""Drafts whatever is measured."""
+"""Verifications that a point of the picture is the share of."""
 
 
 @dataclass
 class Probe:
-    """In the search's place: one set, whose drafts are counted and whose matchness is measured if asked for."""
+    """A stand-in for the search with one set, whose drafts are counted and whose matchness is measured if asked for."""
 
     active: SkipSet
     measures: bool
@@ -80,25 +76,22 @@ class Step:
 
     whole: float = 0.0
     learning: float = 0.0
-    """What follows a draft: statistics and the search, its passes included."""
+    """Seconds after a draft: statistics and the search, its passes included."""
     passes: float = 0.0
-    """Of the target, for evaluations."""
+    """Seconds of the target's passes for evaluations."""
     suggestion: bool = False
-    """A Bayesian suggestion was computed beside it."""
+    """Whether a Bayesian suggestion was computed beside it."""
 
 
-class Engine:
+class SwiftEngine:
+    """An engine with SWIFT, whose steps are timed by part."""
+
     def __init__(self) -> None:
-        from vllm import LLM, SamplingParams
-
-        self.llm = LLM(**ENGINE, speculative_config=SWIFT)
-        core: Any = self.llm.llm_engine.engine_core
-        self.scheduler = core.engine_core.scheduler
-        self.speculator = core.engine_core.model_executor.driver_worker.worker.model_runner.speculator
+        self.engine = bundled_engine(SWIFT, counts=False)
+        self.speculator = self.engine.speculator
         self.search: Search = self.speculator.search
-        self.params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
         self.steps: list[Step] = []
-        self._time(self.llm.llm_engine, "step", "whole")
+        self._time(self.engine.engine, "step", "whole")
         self._time(self.speculator, "_learn", "learning")
         self._time(self.speculator, "_matchness", "passes")
 
@@ -121,28 +114,26 @@ class Engine:
         suggester: Any = self.search._suggester
         return bool(suggester._local._is_busy)
 
-    def ask(self, texts: Sequence[str]) -> list[list[int]]:
-        answers = (self.llm.generate(text, self.params, use_tqdm=False)[0] for text in texts)
-        return [list(answer.outputs[0].token_ids) for answer in answers]
+    def ask(self, texts: Sequence[str], nodes: int | None = None) -> Turn:
+        """Ask one text at a time."""
+        prompts = [self.engine.tokenizer.encode(text) for text in texts]
+        return self.engine.turn(prompts, TOKENS, 1, nodes, ignore_eos=True)
 
-    def tokens_per_second(self, texts: Sequence[str], probe: Probe, drafts: bool = True) -> float:
-        nodes = SWIFT["num_speculative_tokens"] if drafts else 0
-        self.scheduler.dynamic_sd_lookup[:] = [nodes] * len(self.scheduler.dynamic_sd_lookup)
+    def ask_probed(self, texts: Sequence[str], probe: Probe, drafts: bool = True) -> Turn:
+        """Ask with ``probe`` in the search's place."""
         self.speculator.search = probe
-        begun = time.perf_counter()
-        self.ask(texts)
-        return TOKENS * len(texts) / (time.perf_counter() - begun)
+        return self.ask(texts, SWIFT["num_speculative_tokens"] if drafts else 0)
 
 
-def stream(restarts: bool, rounds: int) -> tuple[Engine, dict[str, Any], dict[str, list[str]]]:
+def stream(restarts: bool, rounds: int) -> tuple[SwiftEngine, dict[str, Any], dict[str, list[str]]]:
     """An engine after the stream, what was seen, and the prompts by kind."""
     with restarting(restarts):
-        engine = Engine()
-        found: list[dict[str, str]] = json.loads(PROMPTS.read_text(encoding="utf-8"))
+        engine = SwiftEngine()
+        found = bundled_prompts()
         prompts = {kind: [one["text"] for one in found if one["kind"] == kind] for kind in ("code", "prose")}
         # Loops are easy to draft, whatever is skipped.
         prompts = {
-            kind: [t for t, ids in zip(texts, engine.ask(texts), strict=True) if not is_loop(ids)]
+            kind: [t for t, ids in zip(texts, engine.ask(texts).tokens, strict=True) if not is_loop(ids)]
             for kind, texts in prompts.items()
         }
         engine.speculator.search = engine.search = fresh(engine.search)
@@ -195,12 +186,12 @@ def restarting(restarts: bool) -> Iterator[None]:
 
 
 def acceptance(verifications: Sequence[DraftOutcome]) -> float:
-    """Accepted per drafted level."""
+    """The share of the drafted levels that were accepted."""
     return round(sum(one.accepted for one in verifications) / sum(one.depth for one in verifications), 3)
 
 
 def right_share(verifications: Sequence[DraftOutcome]) -> float:
-    """Of the chains' tokens that verification reached; what a restart depends on."""
+    """The share of right tokens among those of the chains that verification reached; restarts depend on it."""
     return round(sum(one.right for one in verifications) / sum(one.reached for one in verifications), 3)
 
 
@@ -232,23 +223,25 @@ def _relative(steps: Sequence[Step]) -> float | None:
     return statistics.median(beside) / statistics.median(alone) if beside and alone else None
 
 
-def compare(engine: Engine, prompts: dict[str, list[str]], rounds: int) -> list[dict[str, Any]]:
+def compare(engine: SwiftEngine, prompts: dict[str, list[str]], rounds: int) -> list[dict[str, Any]]:
     """The set that the search begins with and the one it found, against no drafts, in turns."""
     texts = [text for kind in prompts.values() for text in kind]
     found = engine.search.active
     sets = {"at first (uniform)": SkipSet.uniform(found.layers), "found": found}
     measured = {name: Probe(skipped, measures=True) for name, skipped in sets.items()}
     for probe in measured.values():
-        engine.tokens_per_second(texts, probe)
-    ratios: dict[str, list[float]] = {name: [] for name in sets}
-    for _ in range(rounds):
-        plain = engine.tokens_per_second(texts, Probe(found, measures=False), drafts=False)
-        for name, skipped in sets.items():
-            ratios[name].append(engine.tokens_per_second(texts, Probe(skipped, measures=False)) / plain)
+        engine.ask_probed(texts, probe)
+
+    def ask(skipped: SkipSet | None, _: int) -> Turn:
+        return engine.ask_probed(texts, Probe(skipped or found, measures=False), drafts=skipped is not None)
+
+    plain = "without drafts"
+    turns = in_turns(range(rounds), {name: partial(ask, skipped) for name, skipped in ({plain: None} | sets).items()})
     rows = []
     for name, probe in measured.items():
         tokens = 1 + probe.accepted / probe.verifications
         share = probe.accepted / probe.depth
+        speedup = speedups(turns[name], turns[plain])
         runs = 1 - len(probe.active) / (2 * found.layers)
         rows.append(
             {
@@ -261,9 +254,9 @@ def compare(engine: Engine, prompts: dict[str, list[str]], rounds: int) -> list[
                 "tokens_per_verification": round(tokens, 3),
                 # The paper's equation 6, with the share of the sub-layers that a draft runs as its cost.
                 "expected_speedup": round(tokens * share / ((tokens - 1) * runs + share), 3),
-                "measured_speedup": round(statistics.median(ratios[name]), 3),
-                "lowest": round(min(ratios[name]), 3),
-                "highest": round(max(ratios[name]), 3),
+                "measured_speedup": speedup.median,
+                "lowest": speedup.lowest,
+                "highest": speedup.highest,
             }
         )
     return rows

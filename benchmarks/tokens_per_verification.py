@@ -29,15 +29,16 @@ from rich.progress import track
 from rich.table import Table
 
 from vllm_specext.bench.configurations import ANY_LOAD, EAGLE3, Configuration
-from vllm_specext.bench.engines import Engine
 from vllm_specext.bench.plots import DPI
 from vllm_specext.bench.prompts import Prompt, Rendering, load
-from vllm_specext.bench.report import placeless
-from vllm_specext.bench.turns import Turn
-from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.run import MAX_TOKENS, Speculation
-from vllm_specext.demo.server import MODELS, TARGET
+from vllm_specext.bench.results import placeless
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.arguments import compared_arguments, served
+from vllm_specext.measure.bundled import MAX_TOKENS, MODELS, TARGET
+from vllm_specext.measure.engine_process import EngineProcess
+from vllm_specext.measure.loops import is_loop
+from vllm_specext.measure.speculation import Speculation
+from vllm_specext.measure.turns import Turn
 from vllm_specext.tree.budget import TreeShape, shape_for
 
 CHAIN = 4
@@ -65,15 +66,20 @@ DRAFTERS = (
 
 
 def forced(drafter: Configuration, nodes: int) -> Configuration:
-    """To draft so many nodes under any load."""
+    """``drafter`` with ``nodes`` drafted under any load."""
     if not drafter.grows_trees or drafter.speculative is None:
         return drafter
     schedule = {"num_speculative_tokens_per_batch_size": [[1, ANY_LOAD, nodes]]}
     return replace(drafter, speculative=drafter.speculative | schedule)
 
 
-def answers(engine: Engine, prompts: Sequence[list[int]], nodes: int | None, doing: str) -> list[Turn]:
-    """To each prompt on its own."""
+def load_engine(drafter: Configuration, folder: Path) -> EngineProcess:
+    arguments = [f"--model={served(None)}", *compared_arguments(None, [])]
+    return EngineProcess(drafter.name, arguments, drafter.speculative, folder / f"{drafter.name}.log")
+
+
+def answers(engine: EngineProcess, prompts: Sequence[list[int]], nodes: int | None, doing: str) -> list[Turn]:
+    """Ask each prompt on its own."""
     return [engine.turn([prompt], MAX_TOKENS, 1, nodes) for prompt in track(prompts, description=doing)]
 
 
@@ -124,11 +130,11 @@ def measure(prompts: Sequence[Prompt]) -> tuple[list[Turn], list[dict[str, Any]]
     ids = [rendering.ids(prompt) for prompt in prompts]
     rows = []
     with tempfile.TemporaryDirectory(prefix="vllm-specext-benchmark-") as folder:
-        with Engine(Configuration("plain"), None, [], Path(folder) / "plain.log") as engine:
+        with load_engine(Configuration("plain"), Path(folder)) as engine:
             plain = answers(engine, ids, None, "plain")
         for drafter in DRAFTERS:
             sizes = SIZES if drafter.grows_trees else (CHAIN,)
-            with Engine(forced(drafter, sizes[-1]), None, [], Path(folder) / f"{drafter.name}.log") as engine:
+            with load_engine(forced(drafter, sizes[-1]), Path(folder)) as engine:
                 for nodes in sizes:
                     name = f"{drafter.name}, {draft(nodes)}"
                     given = answers(engine, ids, nodes if drafter.grows_trees else None, name)

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.soak.verdict import rows as figures_of_soak
 from scripts.markdown import table
+from vllm_specext.bench.configurations import PLAIN
 from vllm_specext.bench.summary import LATENCIES, cells
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "cpu"
@@ -42,23 +43,8 @@ def tokens_by_depth() -> str:
     return table(header, rows)
 
 
-def concurrency() -> str:
-    header = (
-        "requests at once",
-        "row",
-        "tokens/s (slowest to fastest round)",
-        "x plain",
-        "tokens per verification",
-        "nodes",
-        "memory, MiB",
-    )
-    rows = []
-    for row in read("concurrency.json")["rows"]:
-        speed = f"{row['tokens_per_second']:.0f} ({row['slowest']:.0f} to {row['fastest']:.0f})"
-        verified = f"{row['tokens_per_verification']:.2f}", f"{row['nodes_per_verification']:.1f}"
-        speedup = f"{row['speedup']:.2f}"
-        rows.append((row["concurrency"], row["method"], speed, speedup, *verified, row["resident_mebibytes"]))
-    return table(header, rows)
+def under_load() -> str:
+    return table(*cells(read("load/throughput.json")["rows"], LATENCIES))
 
 
 def sweep() -> str:
@@ -70,23 +56,27 @@ def acceptance() -> str:
 
 
 def drafters() -> str:
+    """By drafter, with code and prose apart."""
+    rows = [row for row in read("drafters/acceptance.json")["rows"] if row["method"] != PLAIN]
+    tokens = {(row["method"], row["task"]): f"{row['spec_decode_acceptance_length']:.2f}" for row in rows}
+    lines = []
+    for row in rows:
+        if row["task"] == "all":
+            name = row["method"]
+            depths = ", ".join(f"{share:.2f}" for share in row["spec_decode_per_position_acceptance_rates"])
+            drafted = f"{row['nodes_per_verification']:.1f}"
+            means = (tokens[name, task] for task in ("all", "code", "prose"))
+            lines.append((name, drafted, *means, depths, yes(row["identical"])))
     header = (
-        "drafter",
+        "method",
+        "drafted",
         "tokens per verification",
         "code",
         "prose",
-        "accepted at depth 1, 2, 3, 4",
-        "identical",
-        "training steps",
+        "accepted at depth 1, 2, ...",
+        "same tokens",
     )
-    rows = []
-    for row in read("drafters.json")["rows"]:
-        means = row["tokens_per_verification"], row["by_kind"]["code"], row["by_kind"]["prose"]
-        depths = ", ".join(f"{share:.2f}" for share in row["accepted_per_depth"])
-        rows.append(
-            (row["drafter"], *(f"{mean:.2f}" for mean in means), depths, yes(row["identical"]), row["training_steps"])
-        )
-    return table(header, rows)
+    return table(header, lines)
 
 
 def foreign() -> str:
@@ -195,11 +185,12 @@ def swift_search(name: str) -> str:
     return "without restarts" if name == "without" else name
 
 
-def tree_budget() -> str:
-    """Median speed relative to no nodes, by load and nodes."""
-    rows = read("tree_budget.json")["rows"]
-    loads, sizes = sorted({row["requests"] for row in rows}), sorted({row["nodes"] for row in rows})
-    ratio = {(row["requests"], row["nodes"]): row["ratio_to_no_nodes"] for row in rows}
+def nodes_by_load() -> str:
+    """GRIFFIN's median speed relative to no nodes."""
+    rows = [row for row in read("nodes/sweep.json")["rows"] if row["method"] == "griffin"]
+    loads = sorted({row["max_concurrency"] for row in rows})
+    sizes = sorted({row["num_speculative_tokens"] for row in rows})
+    ratio = {(row["max_concurrency"], row["num_speculative_tokens"]): row["ratio_to_no_nodes"] for row in rows}
     header = "nodes", *(f"{load} request{'s' if load > 1 else ''}" for load in loads)
     return table(header, ([size, *(f"{ratio[load, size]:.2f}" for load in loads)] for size in sizes))
 
@@ -224,7 +215,7 @@ def soak() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "benchmark tokens per verification": tokens_per_verification,
     "benchmark tokens by depth": tokens_by_depth,
-    "benchmark concurrency": concurrency,
+    "benchmark under load": under_load,
     "benchmark sweep": sweep,
     "benchmark acceptance": acceptance,
     "benchmark drafters": drafters,
@@ -234,7 +225,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark swift sets": swift_sets,
     "benchmark swift stream": swift_stream,
     "benchmark swift cost": swift_cost,
-    "benchmark tree budget": tree_budget,
+    "benchmark nodes by load": nodes_by_load,
     "benchmark cache memory": cache_memory,
     "benchmark soak": soak,
 }

@@ -50,7 +50,7 @@ def rounds() -> list[list[dict[str, Any]]]:
 
 def configurations() -> dict[str, Configuration]:
     from tests.engine.conftest import CHAIN, eagle3, moa, tree
-    from vllm_specext.demo.server import SLEM, SLRS, SWIFT, TLI
+    from vllm_specext.measure.bundled import SLEM, SLRS, SWIFT, TLI
 
     others = {"swift": SWIFT, "slem": SLEM, "tli": TLI, "slrs": SLRS}
     own = {name: {"speculative_config": each} for name, each in others.items()}

@@ -28,12 +28,12 @@ from benchmarks.soak.clients import Load, Outcome, answers
 from benchmarks.soak.plot import plot
 from benchmarks.soak.watch import Watch, memory_by_quarter
 from benchmarks.soak.workload import Request, requests
-from vllm_specext.demo.run import CONFIGURATIONS, speculation
-from vllm_specext.demo.server import Server
+from vllm_specext.measure.bundled import CONFIGURATIONS
+from vllm_specext.measure.server import Server, speculation
 
 CLIENTS = 12
 BLOCKS = 56
-"""Of 32 tokens: one request of full length fits, twelve of mixed lengths do not."""
+"""Blocks of 32 tokens: one request of full length fits, twelve of mixed lengths do not."""
 ARGUMENTS = ("--block-size=32", f"--num-gpu-blocks-override={BLOCKS}", "--max-num-batched-tokens=256")
 METHODS: dict[str, dict[str, Any] | None] = {"plain": None, **dict(CONFIGURATIONS)}
 """Plain decoding to see what of the memory is vLLM's own."""
@@ -92,7 +92,7 @@ async def alone(server: Server, load: Load) -> list[dict[str, Any]]:
 
 
 def kill_one(server: Server, name: str, asked: Sequence[Request], known: Sequence[list[int]]) -> dict[str, Any]:
-    """With the requests that take longest, so that all of them are under way."""
+    """Kill a process while the requests that take longest are under way."""
     longest = sorted(range(len(asked)), key=lambda index: -len(known[index]))[:STREAMS]
     return asyncio.run(death.kill(server, name, [asked[i] for i in longest], [known[i] for i in longest]))
 

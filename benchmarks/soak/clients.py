@@ -67,7 +67,7 @@ async def pieces(client: httpx.AsyncClient, request: Request) -> AsyncGenerator[
 
 
 async def answers(url: str, requests: Sequence[Request], at_once: int, tell: Callable[[], None]) -> list[list[int]]:
-    """Of all ``requests``, in order; ``tell`` is called after each."""
+    """The answers to all ``requests``, in order; ``tell`` is called after each."""
     gate = asyncio.Semaphore(at_once)
     async with connect(url) as client:
 
@@ -96,7 +96,7 @@ class Load:
             self._disconnect_within_the_message: 3,
             self._send_fault: 14,
         }
-        """With their weights."""
+        """What a client does next, with its weight."""
 
     async def run(self, clients: int, seconds: float) -> None:
         """Ends when all that was sent before ``seconds`` were over is answered."""

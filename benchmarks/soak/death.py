@@ -12,7 +12,7 @@ import psutil
 from benchmarks.soak.clients import connect, pieces, whole
 from benchmarks.soak.watch import processes
 from benchmarks.soak.workload import Request
-from vllm_specext.demo.server import Server
+from vllm_specext.measure.server import Server
 
 PATIENCE = 60.0
 """Seconds within which every client must know, and the server must have ended."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from vllm_specext.demo.server import Server
+from vllm_specext.measure.server import Server
 
 INTERVAL = 5.0
 """Seconds between two samples."""
@@ -21,9 +21,9 @@ LARGEST = 4
 class Sample:
     seconds: float
     resident_mebibytes: float
-    """Of all processes of the server together; what they share counts for each."""
+    """The memory of all processes of the server together; what they share counts for each."""
     by_process: dict[str, float]
-    """The same of the largest ones, by title."""
+    """The memory of the largest processes, by title."""
     running: int
     waiting: int
     cache_usage: float
@@ -77,7 +77,7 @@ def processes(server: Server) -> list[psutil.Process]:
 
 
 def resident_mebibytes(server: Server) -> dict[str, float]:
-    """By title of the process, which vLLM gives to its own, or by the program's name."""
+    """The memory by title of the process, which vLLM gives to its own, or by the program's name."""
     found: defaultdict[str, float] = defaultdict(float)
     for process in processes(server):
         with contextlib.suppress(psutil.NoSuchProcess):  # has just ended

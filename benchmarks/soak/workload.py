@@ -4,15 +4,13 @@ A request is the body of ``/v1/completions`` without the model's name. Its sampl
 plain decoding gives one answer to it. Lengths, parameters and whether it may be drafted at all are mixed.
 """
 
-import json
 import random
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from vllm_specext.demo.run import PROMPTS
-from vllm_specext.demo.server import TARGET
+from vllm_specext.measure.bundled import TARGET, bundled_prompts
 
 Request = dict[str, Any]
 
@@ -40,9 +38,9 @@ KINDS: tuple[Request, ...] = (
 
 
 def requests(count: int) -> list[Request]:
-    """The same ``count`` requests every time; some of the prompts begin alike, for the prefix cache."""
+    """``count`` requests, the same every time; some of the prompts begin alike, for the prefix cache."""
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    prompts = [prompt["text"] for prompt in json.loads(PROMPTS.read_text(encoding="utf-8"))]
+    prompts = [prompt["text"] for prompt in bundled_prompts()]
     text = tokenizer.encode("\n\n".join(prompts)).ids
     chooser = random.Random(0)
     made = []

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from vllm_specext.demo.run import PROMPTS
-from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE, SLEM, SWIFT, Server
+from vllm_specext.measure.bundled import GRIFFIN_TREE, MOA_TREE, PROMPTS, SLEM, SWIFT
+from vllm_specext.measure.server import Server
 
 # Servers that run side by side must not be bound to the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

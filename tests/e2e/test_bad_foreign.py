@@ -19,7 +19,7 @@ from tests.e2e.test_bad_input import (
     refusal,
     truncate,
 )
-from vllm_specext.demo.server import MODELS, SLEM, SLRS, TLI
+from vllm_specext.measure.bundled import MODELS, SLEM, SLRS, TLI
 
 METHODS = {"slem": SLEM, "tli": TLI, "slrs": SLRS}
 KEYS: dict[str, tuple[dict[str, Any], list[str]]] = {

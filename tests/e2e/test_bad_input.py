@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vllm_specext.demo.server import EAGLE3_TREE, GRIFFIN_CHAIN, MOA_TREE, TARGET
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import EAGLE3_TREE, GRIFFIN_CHAIN, MOA_TREE, TARGET
 from vllm_specext.methods.griffin import checkpoint as griffin
 from vllm_specext.methods.moa import checkpoint as moa
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from vllm_specext.bench.configurations import VLLM_TLI
-from vllm_specext.demo.server import GRIFFIN_TREE, Server
+from vllm_specext.measure.bundled import GRIFFIN_TREE
+from vllm_specext.measure.server import Server
 
 COMMAND = [sys.executable, "-m", "vllm_specext", "bench"]
 QUICK_SECONDS = 600
@@ -41,14 +42,16 @@ def checked(name: str, output: Path) -> dict[str, Any]:
 def test_a_sweep_compares_a_tree_with_plain_decoding_and_vllms_own(tmp_path: Path) -> None:
     small = ("--rounds", "1", "--concurrency", "2", "--tokens", "24", "--prompts-per-task", "2")
     configs = ("--config", f"tree={json.dumps(GRIFFIN_TREE)}", "--config", f"vllm-tli={json.dumps(VLLM_TLI)}")
-    rows = bench("sweep", *small, *configs, "--nodes", "8", "--nodes", "24", output=tmp_path)["rows"]
+    rows = bench("sweep", *small, *configs, "--nodes", "0", "--nodes", "8", "--nodes", "24", output=tmp_path)["rows"]
     found = {(row["method"], row["num_speculative_tokens"]): row for row in rows}
     assert list(found) == [
         ("plain", None),
         ("ngram", 4),
         ("eagle3", 4),
+        ("eagle3-tree", 0),
         ("eagle3-tree", 8),
         ("eagle3-tree", 24),
+        ("tree", 0),
         ("tree", 8),
         ("tree", 24),
         ("vllm-tli", 4),
@@ -57,6 +60,9 @@ def test_a_sweep_compares_a_tree_with_plain_decoding_and_vllms_own(tmp_path: Pat
     assert found["eagle3", 4]["spec_decode_acceptance_length"] > 1.5
     assert found["vllm-tli", 4]["spec_decode_acceptance_length"] > 1.2
     for name in ("eagle3-tree", "tree"):
+        assert "spec_decode_num_drafts" not in found[name, 0]
+        assert found[name, 0]["ratio_to_no_nodes"] == 1
+        assert found[name, 8]["ratio_to_no_nodes"] > 0
         for nodes in (8, 24):
             row = found[name, nodes]
             # The context's end cuts a draft, nothing makes it larger.

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.bad_inputs import BAD_INPUTS, BadInput
-from vllm_specext.demo.server import ENVIRONMENT, HOST, MODELS, TARGET
+from vllm_specext.measure.arguments import ENVIRONMENT
+from vllm_specext.measure.bundled import MODELS, TARGET
+from vllm_specext.measure.server import HOST
 
 SECONDS = 15
 """Of processor time: what a command takes on a machine that has nothing else to do. Nothing here waits."""

@@ -6,7 +6,8 @@ from importlib import metadata
 from openai import OpenAI
 
 from tests.e2e.conftest import Client
-from vllm_specext.demo.server import TARGET, Server
+from vllm_specext.measure.bundled import TARGET
+from vllm_specext.measure.server import Server
 
 NUMBER = re.compile(r"[0-9a-f]{8,}|\d+")
 

@@ -9,8 +9,9 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.conftest import DEPTH, Client
-from vllm_specext.demo.run import ask_in_turn, speculation, summarize
-from vllm_specext.demo.server import SWIFT, Server
+from vllm_specext.demo.run import ask_in_turn, summarize
+from vllm_specext.measure.bundled import SWIFT
+from vllm_specext.measure.server import Server, speculation
 from vllm_specext.methods.swift.search.stored import read_found
 
 SEARCH_METRICS = [

@@ -11,8 +11,8 @@ from openai import APIStatusError, OpenAI
 
 from tests.e2e.conftest import Client
 from tests.e2e.test_openai_client import complete
-from vllm_specext.demo.run import speculation
-from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, Server
+from vllm_specext.measure.bundled import GRIFFIN_CHAIN, GRIFFIN_TREE
+from vllm_specext.measure.server import Server, speculation
 
 TREE = "trees of at most 24 nodes, depth 4, top-k 4"
 OWN_MEMORY = r"\d+ bytes a token, [\d.]+ MiB for a request of 1024 tokens; the target's take 12288 bytes a token"

@@ -13,8 +13,8 @@ from openai import BadRequestError, OpenAI
 from tokenizers import Tokenizer
 
 from tests.e2e.test_openai_client import complete
-from vllm_specext.demo.run import speculation
-from vllm_specext.demo.server import TARGET, Server
+from vllm_specext.measure.bundled import TARGET
+from vllm_specext.measure.server import Server, speculation
 
 UNDRAFTED = {"vllm_xargs": {"speculation": False}}
 SAMPLED = {"temperature": 1.0, "seed": 11}

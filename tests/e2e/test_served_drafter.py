@@ -15,9 +15,9 @@ from openai import OpenAI
 from tests.e2e.conftest import Client
 from tests.e2e.test_bad_input import configure, edit_config
 from tests.e2e.test_openai_client import complete
-from vllm_specext.demo.run import speculation
-from vllm_specext.demo.server import MODELS, Server
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import MODELS
+from vllm_specext.measure.server import Server, speculation
 from vllm_specext.served_drafter import served_keys
 
 METHODS = {"griffin": "griffin", "moa": "moa", "eagle3": "eagle3-tree"}

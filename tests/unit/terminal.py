@@ -1,6 +1,7 @@
 """The command as a user runs it: in a pipe, and on a terminal of 80 columns."""
 
 import fcntl
+import io
 import os
 import pty
 import struct
@@ -8,6 +9,9 @@ import subprocess
 import sys
 import termios
 from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
 
 COMMAND = [sys.executable, "-m", "vllm_specext"]
 COLUMNS = 80
@@ -43,6 +47,13 @@ def on_a_terminal(*arguments: str) -> Ended:
         assert process.stderr is not None
         errors = process.stderr.read().decode()
     return Ended(process.returncode, output.decode().replace("\r\n", "\n"), errors)
+
+
+def shown_on_80_columns(table: Table) -> str:
+    """Cut off is what does not fit."""
+    console = Console(width=COLUMNS, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
 
 
 def read(terminal: int) -> bytes:

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from vllm_specext.bench.configurations import EAGLE3, NGRAM, PLAIN, VLLM_TLI, Configuration, check_nodes, chosen
-from vllm_specext.demo.run import CONFIGURATIONS
-from vllm_specext.demo.server import EAGLE3_TREE, GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SWIFT, TLI
+from vllm_specext.bench.results import described
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import CONFIGURATIONS, EAGLE3_TREE, GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SWIFT, TLI
 from vllm_specext.options import parse
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import check
@@ -119,8 +119,20 @@ def test_a_chosen_number_of_nodes_holds_under_any_load_and_is_valid() -> None:
     assert found["tree_depth"] == GRIFFIN_TREE["tree_depth"]
 
 
-@pytest.mark.parametrize(("nodes", "said"), [([0], "1 to 256"), ([8, 1000], "is 1000"), ([8], "no configuration")])
+def test_no_nodes_at_all_leave_the_trees_shape_alone() -> None:
+    found = Configuration("tree", GRIFFIN_TREE).with_nodes(0).speculative
+    assert found is not None
+    assert [nodes for _, _, nodes in found["num_speculative_tokens_per_batch_size"]] == [0]
+    parse(METHODS["griffin"].options, found)
+    row = described(Configuration("tree", GRIFFIN_TREE), "V2", nodes=0)
+    assert row["num_speculative_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [([0], "1 to 256"), ([-1, 8], "is -1"), ([8, 1000], "is 1000"), ([8], "no configuration")],
+)
 def test_nodes_that_cannot_be_are_refused(nodes: list[int], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         check_nodes([Configuration(PLAIN), Configuration("chain", GRIFFIN_CHAIN)], nodes)
-    check_nodes([Configuration("tree", GRIFFIN_TREE)], [8, 24])
+    check_nodes([Configuration("tree", GRIFFIN_TREE)], [0, 8, 24])

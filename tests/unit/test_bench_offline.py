@@ -1,7 +1,5 @@
 """How engines are compared: turns beside plain decoding, every size on one engine, loops left out."""
 
-import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from vllm_specext.bench import engines, offline
+from vllm_specext.bench import offline
 from vllm_specext.bench.configurations import Configuration
-from vllm_specext.bench.engines import Engine, vllm_arguments
 from vllm_specext.bench.prompts import Prompt
-from vllm_specext.bench.turns import Answer, Turn
 from vllm_specext.bench.workload import Asked, Workload, that_fit, without_loops
-from vllm_specext.demo.run import Speculation
-from vllm_specext.demo.server import GRIFFIN_TREE
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import GRIFFIN_TREE
+from vllm_specext.measure.speculation import Speculation
+from vllm_specext.measure.turns import Answer, Turn
 
 LOOP = [1, 2, 3, 4] * 10
 VARIED = list(range(40))
@@ -70,8 +67,9 @@ class Fake:
         own = [LOOP if text == "loops" else VARIED for text in texts]
         if self.wrong and self.name == "tree":
             own[-1] = [*VARIED[:-1], 99]
-        drafted = Speculation() if self.name == "plain" else Speculation(10, 10 * (nodes or 4), (8, 4))
-        duration = 4.0 if self.name == "plain" else 2.0
+        nothing = self.name == "plain" or nodes == 0
+        drafted = Speculation() if nothing else Speculation(10, 10 * (nodes or 4), (8, 4))
+        duration = 4.0 if self.name == "plain" else 1.5 if nothing else 2.0
         return Turn(
             [Answer(tokens, 0.1, 1.0, len(text)) for tokens, text in zip(own, texts, strict=True)], duration, drafted
         )
@@ -117,6 +115,16 @@ def test_a_sweep_takes_turns_and_measures_every_size_on_one_engine(log: list[Any
     assert sorted(found, key=str) == sorted(((*one, at_once) for one in expected for at_once in (1, 4)), key=str)
     assert {row["speedup"] for row in results.rows if row["method"] != "plain"} == {2.0}
     assert all(row["identical"] for row in results.rows)
+
+
+def test_sizes_are_compared_with_no_nodes_on_the_same_engine(log: list[Any]) -> None:
+    progress: Any = Quiet()
+    rows = offline.compare("sweep", work(), [4], [0, 8], progress).rows
+    assert [entry[4] for entry in log if len(entry) == 5 and entry[0] == "tree" and entry[3] == 4] == [0, 8, 0, 8]
+    ratios = {(row["method"], row["num_speculative_tokens"]): row.get("ratio_to_no_nodes") for row in rows}
+    # A fake engine takes three quarters of the time where it drafts nothing.
+    assert ratios == {("plain", None): None, ("ngram", 4): None, ("tree", 0): 1.0, ("tree", 8): 0.75}
+    assert "spec_decode_num_drafts" not in next(row for row in rows if row["num_speculative_tokens"] == 0)
 
 
 def test_loops_and_long_prompts_are_left_out_and_counted(log: list[Any]) -> None:
@@ -168,59 +176,3 @@ def test_a_run_without_a_prompt_that_counts_is_refused() -> None:
         that_fit(asked, 40, 100)
     with pytest.raises(ConfigurationError, match="loops"):
         without_loops(asked, [LOOP])
-
-
-# The process behind an engine.
-
-
-def process(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """``program`` in place of the engine's."""
-    real = engines.subprocess.Popen
-    monkeypatch.setattr(
-        engines.subprocess, "Popen", lambda command, **how: real([sys.executable, "-c", program], **how)
-    )
-
-
-def test_turns_come_back_from_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    turn = {
-        "answers": [{"tokens": [1, 2], "first_token": 0.5, "latency": 1.0, "prompt_tokens": 3}],
-        "duration": 1.5,
-        "speculation": {"verifications": 4, "nodes": 16, "accepted": [3, 1]},
-    }
-    process(
-        monkeypatch,
-        "import json, sys\n"
-        "assert '--model=here' in json.loads(input())['arguments']\n"
-        "print(json.dumps({'model_runner': 'V1', 'max_model_len': 9}), flush=True)\n"
-        f"for line in sys.stdin: assert json.loads(line)['concurrency'] == 4; print(json.dumps({turn}), flush=True)",
-    )
-    with Engine(CONFIGURATIONS[1], "here", [], tmp_path / "log") as engine:
-        assert engine.facts == {"model_runner": "V1", "max_model_len": 9}
-        for _ in range(2):
-            assert engine.turn([[1]], 8, 4) == Turn([Answer([1, 2], 0.5, 1.0, 3)], 1.5, Speculation(4, 16, (3, 1)))
-    assert engine.process.returncode == 0
-
-
-def test_a_process_that_ends_is_told_with_its_last_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    process(monkeypatch, "import sys; input(); sys.exit('out of memory')")
-    with (
-        pytest.raises(ConfigurationError, match=r"^the engine of tree ended\.\nout of memory$"),
-        Engine(CONFIGURATIONS[2], None, [], tmp_path / "log"),
-    ):
-        pass
-
-
-def test_what_the_engine_refuses_is_the_users_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    process(monkeypatch, "import json; input(); print(json.dumps({'error': 'a tree is too large.'}))")
-    with (
-        pytest.raises(ConfigurationError, match=r"^tree: a tree is too large\.$"),
-        Engine(CONFIGURATIONS[2], None, [], tmp_path / "log"),
-    ):
-        pass
-
-
-def test_the_users_arguments_come_last_and_the_bundled_ones_are_the_bundled_targets_alone() -> None:
-    assert vllm_arguments(None, ["--dtype=bfloat16"])[-1] == "--dtype=bfloat16"
-    assert any(re.match("--max-model-len", one) for one in vllm_arguments(None, []))
-    assert not any(re.match("--max-model-len|--dtype", one) for one in vllm_arguments("model", []))
-    assert "--no-enable-prefix-caching" in vllm_arguments("model", [])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_specext.bench.configurations import served
 from vllm_specext.bench.prompts import Prompt, Rendering, first_of_each, load, read
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.arguments import served
 
 ROWS = {
     "mt_bench": ({"question_id": 81, "category": "writing", "turns": ["Write a post.", "Rewrite it."]}, "writing"),

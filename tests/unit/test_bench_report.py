@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: files that hold the same figures, pictures, and a page to be read first."""
+"""What a benchmark leaves: files that hold the same figures, pictures, and a page to be read first."""
 
 import csv
 import io
@@ -10,11 +10,13 @@ import pytest
 from rich.console import Console
 
 from vllm_specext.bench.configurations import NGRAM, PLAIN, Configuration
-from vllm_specext.bench.report import Results, described, header, labels, write
+from vllm_specext.bench.report import header, write
+from vllm_specext.bench.results import Results, described, labels
+from vllm_specext.bench.rows import summarised
 from vllm_specext.bench.summary import cells, table
-from vllm_specext.bench.turns import Answer, Turn, summarised
-from vllm_specext.demo.run import Speculation
-from vllm_specext.demo.server import GRIFFIN_TREE, MODELS
+from vllm_specext.measure.bundled import GRIFFIN_TREE, MODELS
+from vllm_specext.measure.speculation import Speculation
+from vllm_specext.measure.turns import Answer, Turn
 
 PROMPTS: dict[str, object] = {
     "counted": 2,
@@ -97,6 +99,21 @@ def test_pictures_are_drawn_and_the_summary_shows_them(results: Results, picture
         if name.endswith(".png"):
             assert files[name].read_bytes().startswith(b"\x89PNG")
             assert f"({name})" in page
+
+
+def test_sizes_are_drawn_where_they_were_compared_with_no_nodes(tmp_path: Path) -> None:
+    results = sweep()
+    assert "sweep-by-nodes.png" not in written(results, tmp_path)
+    for row in results.rows:
+        if row["method"] == "tree":
+            row |= {"ratio_to_no_nodes": row["num_speculative_tokens"] / 10, "lowest_ratio": 0.1, "highest_ratio": 3.0}
+    files = written(results, tmp_path)
+    assert files["sweep-by-nodes.png"].read_bytes().startswith(b"\x89PNG")
+    page = files["sweep.md"].read_text()
+    assert "(sweep-by-nodes.png)" in page
+    assert "**x no nodes**: speed divided by that of the same engine when it drafts nothing" in page
+    titles, lines = cells(results.rows)
+    assert [line[titles.index("x no nodes")] for line in lines][:4] == ["", "", "0.80", "2.40"]
 
 
 def test_acceptance_is_drawn_by_task_and_by_depth(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import vllm_specext.demo
 from vllm_specext.demo.eagle3 import FILE, HEADS, MLP_SIZE, Eagle3Drafter
 from vllm_specext.demo.foreign_acceptance import bits_per_byte, byte_lengths, matched
 from vllm_specext.demo.foreign_tokens import MARKERS, encode, in_own_markers, token_bytes
-from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.run import PROMPTS
+from vllm_specext.measure.bundled import PROMPTS
+from vllm_specext.measure.loops import is_loop
 from vllm_specext.methods.griffin import checkpoint as griffin
 from vllm_specext.methods.moa import checkpoint as moa
 from vllm_specext.served_drafter import served_keys, write

@@ -11,7 +11,7 @@ from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 
 from tests.unit.docs_pages import PAGES, ROOT
 from vllm_specext.bench.configurations import VLLM_TLI
-from vllm_specext.demo.server import TARGET
+from vllm_specext.measure.bundled import TARGET
 from vllm_specext.registry import METHODS
 
 V2_LACKS = VllmConfig._get_v2_model_runner_unsupported_features

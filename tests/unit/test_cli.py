@@ -14,10 +14,12 @@ import vllm_specext
 from vllm_specext.cli import app, main
 from vllm_specext.cli.demo import as_table
 from vllm_specext.cli.serve import cpu_quota, set_default_threads, users_error, vllm_distribution
-from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.run import CONFIGURATIONS, Answer, Speculation, summarize, write
+from vllm_specext.demo.run import Answer, summarize, write
 from vllm_specext.engine.guard import installed_vllm
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import CONFIGURATIONS
+from vllm_specext.measure.loops import is_loop
+from vllm_specext.measure.speculation import Speculation
 from vllm_specext.options import DrafterOptions
 from vllm_specext.registry import METHODS
 
@@ -104,7 +106,7 @@ def test_a_shell_completes_sub_commands() -> None:
 
 
 def test_a_configuration_error_is_one_line_and_status_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("vllm_specext.demo.server.TARGET", tmp_path)
+    monkeypatch.setattr("vllm_specext.measure.bundled.TARGET", tmp_path)
     monkeypatch.setattr(sys, "argv", ["vllm-specext", "demo"])
     with pytest.raises(SystemExit) as ended:
         main()

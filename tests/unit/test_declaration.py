@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from vllm_specext.declaration import Keeps
-from vllm_specext.demo.server import GRIFFIN_TREE, MOA_TREE, SLEM, SWIFT, TARGET
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import GRIFFIN_TREE, MOA_TREE, SLEM, SWIFT, TARGET
 from vllm_specext.registry import METHODS
 
 

@@ -2,15 +2,16 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from vllm_specext.demo import run, server
-from vllm_specext.demo.run import CONFIGURATIONS, PROMPTS, SHORT, Answer, Speculation
-from vllm_specext.demo.server import HOST, MEMORY, Server, ServerError, room, start_together
+from vllm_specext.demo import run
+from vllm_specext.demo.run import SHORT, Answer
+from vllm_specext.measure import server, turns
+from vllm_specext.measure.bundled import CONFIGURATIONS, PROMPTS
+from vllm_specext.measure.server import Server
+from vllm_specext.measure.speculation import Speculation
 from vllm_specext.options import parse
 from vllm_specext.registry import METHODS
 
@@ -59,6 +60,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     monkeypatch.setattr(run, "SETTLING_SECONDS", 0)
     monkeypatch.setattr(run, "room", lambda: 100)
     monkeypatch.setattr(server.time, "sleep", lambda _: None)
+    monkeypatch.setattr(turns.time, "sleep", lambda _: None)
     return Fake
 
 
@@ -104,67 +106,3 @@ def test_the_rows_configurations_are_valid_and_eagle_3s_tree_is_griffins() -> No
     rows = dict(SHORT)
     ours, griffins = rows["eagle3-tree"], rows["griffin-tree"]
     assert {key for key in ours if ours[key] != griffins.get(key)} == {"method", "model"}
-
-
-def test_as_many_servers_fit_as_memory_or_the_container_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 9 * MEMORY + 1}))
-    limit = tmp_path / "memory.max"
-    assert room(limit) == 9
-    limit.write_text("max\n")
-    assert room(limit) == 9
-    limit.write_text(f"{2 * MEMORY}\n")
-    assert room(limit) == 2
-
-
-# Starting
-
-
-def small(folder: Path, name: str, script: str) -> Server:
-    """A process that answers health checks, or does not."""
-    made = Server(folder / f"{name}.log")
-    made.command = [sys.executable, "-c", script.format(host=HOST, port=made.port)]
-    return made
-
-
-ANSWERS = """
-from http.server import BaseHTTPRequestHandler, HTTPServer
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self): self.send_response(200); self.end_headers()
-HTTPServer(("{host}", {port}), Handler).serve_forever()
-"""
-
-
-@pytest.mark.parametrize("gpu", [False, True], ids=["CPU", "GPU"])
-def test_servers_load_together_on_a_cpu_and_one_after_another_on_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
-) -> None:
-    monkeypatch.setattr(server, "on_gpu", lambda: gpu)
-    servers = {name: small(tmp_path, name, ANSWERS) for name in ("one", "two", "three")}
-    running: list[int] = []
-    lines: list[str] = []
-
-    def tell(line: str) -> None:
-        lines.append(line)
-        running.append(sum(each.process is not None for each in servers.values()))
-
-    try:
-        start_together(servers, tell)
-        assert all(each.ready() for each in servers.values())
-    finally:
-        for each in servers.values():
-            each.stop()
-    assert running[0] == (1 if gpu else 3)
-    assert lines[0] == "0 s, waiting for one, two, three"
-    if gpu:
-        assert any(line.endswith("waiting for three") for line in lines)
-
-
-def test_a_server_that_ends_while_others_load_is_an_error_with_its_name_and_log(tmp_path: Path) -> None:
-    fails = "print('no memory'); raise SystemExit(3)"
-    servers = {"one": small(tmp_path, "one", ANSWERS), "two": small(tmp_path, "two", fails)}
-    try:
-        with pytest.raises(ServerError, match=r"^two: the server ended with status 3\.\nno memory"):
-            start_together(servers, lambda _: None)
-    finally:
-        for each in servers.values():
-            each.stop()

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from vllm_specext.cli import app
 from vllm_specext.demo import run
 from vllm_specext.demo.picture import Bars, draw
-from vllm_specext.demo.run import CONFIGURATIONS, SHORT, Row
-from vllm_specext.demo.server import MODELS
+from vllm_specext.demo.run import SHORT, Row
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import CONFIGURATIONS, MODELS
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,7 +20,8 @@ import typer.main
 from scripts.docs_tables import MARKED, TABLES, rewritten
 from tests.unit.docs_pages import PAGES, ROOT, Block, anchors, blocks, prose
 from vllm_specext.cli import app
-from vllm_specext.demo.server import ENVIRONMENT, free_port
+from vllm_specext.measure.arguments import ENVIRONMENT
+from vllm_specext.measure.server import free_port
 from vllm_specext.options import parse
 from vllm_specext.registry import METHODS
 

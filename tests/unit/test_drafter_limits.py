@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vllm_specext.demo.server import GRIFFIN_CHAIN, MOA_TREE, MODELS, TARGET
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import GRIFFIN_CHAIN, MOA_TREE, MODELS, TARGET
 from vllm_specext.methods.checkpoints import MAX_ROPE_FACTOR, read_rope_scaling
 
 

@@ -12,8 +12,8 @@ from transformers import LlamaForCausalLM
 from tests.unit.tiny_llama import VOCABULARY, tiny_llama
 from vllm_specext.demo import train_eagle3
 from vllm_specext.demo.eagle3 import FILE, Eagle3Drafter, Layer, read_layers
-from vllm_specext.demo.server import MODELS
 from vllm_specext.demo.train_eagle3 import make_batch, pass_losses
+from vllm_specext.measure.bundled import MODELS
 
 LENGTH = 9
 

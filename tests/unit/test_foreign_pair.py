@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from vllm_specext.cli import app
-from vllm_specext.demo.server import TARGET
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import TARGET
 from vllm_specext.methods.foreign_vocab.pair import Comparison, advise, compare
 from vllm_specext.methods.foreign_vocab.tokenizers.family import Family
 from vllm_specext.methods.foreign_vocab.tokenizers.tokenizer_files import read_files

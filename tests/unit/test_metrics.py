@@ -18,8 +18,8 @@ from vllm.v1.metrics.reader import get_metrics_snapshot
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from vllm_specext.demo.server import GRIFFIN_CHAIN, TARGET
 from vllm_specext.engine.metrics import by_accepted, by_size, exactly
+from vllm_specext.measure.bundled import GRIFFIN_CHAIN, TARGET
 
 NODES, DEPTH = 24, 4
 VERIFICATIONS = [(24, 4), (24, 0), (24, 1), (8, 1), (3, 3)]

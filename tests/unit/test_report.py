@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.test_declaration import configuration
 from vllm_specext.declaration import Keeps
-from vllm_specext.demo.server import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SLRS, SWIFT
 from vllm_specext.engine.report import configured, graphs, log_start, memory_line
+from vllm_specext.measure.bundled import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SLRS, SWIFT
 
 
 def lines(speculative: dict[str, Any]) -> dict[str, str]:

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from benchmarks import tokens_per_verification as benchmark
-from vllm_specext.bench.turns import Answer, Turn
-from vllm_specext.demo.run import Speculation
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.speculation import Speculation
+from vllm_specext.measure.turns import Answer, Turn
 from vllm_specext.options import check_sizes, parse
 from vllm_specext.registry import METHODS
 
@@ -59,17 +59,17 @@ def test_the_interval_is_that_of_prompts_drawn_with_replacement() -> None:
 # Engines that answer from a list.
 
 
-class Engine:
+class FakeEngine:
     """Drafts as many nodes as it is told to; one token is another one where ``wrong`` says so."""
 
     told: ClassVar[list[tuple[str, Any, int | None]]] = []
     wrong: ClassVar[tuple[str, int | None]] = ("", None)
 
-    def __init__(self, configuration: Any, target: str | None, arguments: Any, log: Path) -> None:
-        self.name, self.config = configuration.name, configuration.speculative
+    def __init__(self, name: str, arguments: Any, speculative: Any, log: Path) -> None:
+        self.name, self.config = name, speculative
         self.facts = {"model_runner": "V2"}
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> "FakeEngine":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -86,12 +86,12 @@ class Engine:
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> type[Engine]:
-    monkeypatch.setattr(benchmark, "Engine", Engine)
+def engines(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
+    monkeypatch.setattr(benchmark, "EngineProcess", FakeEngine)
     monkeypatch.setattr(benchmark, "Rendering", lambda _: types.SimpleNamespace(ids=lambda prompt: [len(prompt.text)]))
-    monkeypatch.setattr(Engine, "told", [])
-    monkeypatch.setattr(Engine, "wrong", ("", None))
-    return Engine
+    monkeypatch.setattr(FakeEngine, "told", [])
+    monkeypatch.setattr(FakeEngine, "wrong", ("", None))
+    return FakeEngine
 
 
 def ran(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def ran(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_each_drafter_is_measured_at_each_size_and_vllms_own_as_a_chain(
-    engines: type[Engine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    engines: type[FakeEngine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = ran(tmp_path, monkeypatch)
     sizes = ["chain of 4", "tree of 8", "tree of 24", "tree of 59"]
@@ -121,7 +121,7 @@ def test_each_drafter_is_measured_at_each_size_and_vllms_own_as_a_chain(
 
 
 def test_one_other_token_ends_the_run_in_a_sentence_and_nothing_is_written(
-    engines: type[Engine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    engines: type[FakeEngine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(engines, "wrong", ("griffin", 24))
     with pytest.raises(SystemExit) as ended:

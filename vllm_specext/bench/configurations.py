@@ -1,14 +1,13 @@
-"""What is compared: names, and the ``--speculative-config`` behind each. Plain decoding comes first, whatever the
-user names, and vLLM's own methods follow, with our trees beside its EAGLE."""
+"""What is compared: names, and the ``--speculative-config`` that each stands for. Plain decoding comes first, whatever
+the user names. vLLM's own methods follow, with our trees beside its EAGLE."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_specext.demo.run import CONFIGURATIONS
-from vllm_specext.demo.server import EAGLE3_TREE, MODELS, TARGET
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import CONFIGURATIONS, EAGLE3_TREE, MODELS
 from vllm_specext.options import MAX_DRAFT_TOKENS, DrafterOptions, parse
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import check
@@ -20,50 +19,49 @@ NGRAM: dict[str, Any] = {
     "prompt_lookup_max": 4,
     "prompt_lookup_min": 2,
 }
-"""vLLM's own, with drafts as long as the bundled chains'."""
+"""vLLM's own n-grams; the drafts are as long as those of the bundled chains."""
 EAGLE_TOKENS = 4
 EAGLE3: dict[str, Any] = {
     "method": "eagle3",
     "model": str(MODELS / "eagle3"),
     "num_speculative_tokens": EAGLE_TOKENS,
 }
-"""vLLM's own, with a drafter for the bundled target that was trained for as long as the bundled GRIFFIN drafter and on
-the same text."""
+"""vLLM's own EAGLE-3. Its drafter for the bundled target was trained for as long as the bundled GRIFFIN drafter, on the
+same text."""
 VLLM_TLI: dict[str, Any] = {
     "method": "draft_model",
     "model": str(MODELS / "foreign_bpe"),
     "num_speculative_tokens": 4,
     "use_heterogeneous_vocab": True,
 }
-"""vLLM's own, with the drafter and the length of the demonstration's TLI."""
+"""vLLM's own TLI, with the drafter and the length of the demonstration's ``tli``."""
 QUICK = ("griffin-chain", "griffin-tree", "moa-tree", "swift", "slem")
-"""Of the demonstration's. Each costs the start of an engine; TLI and SLRS are left to full runs."""
+"""The demonstration's rows that a quick run has, because each costs the start of an engine."""
 ANY_LOAD = 1 << 20
-"""End of a schedule that holds for any number of running requests."""
+"""The last number of running requests in a schedule that holds for any load."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """``speculative`` is the ``--speculative-config``, ``None`` for plain decoding."""
+    """A name and its ``--speculative-config``, ``speculative``, which is ``None`` for plain decoding."""
 
     name: str
     speculative: dict[str, Any] | None = None
 
     @property
     def grows_trees(self) -> bool:
-        """Whether a drafter of its own grows trees for it, whose size is for the user to choose. The length of SWIFT's
-        drafts follows from how sure it is."""
+        """Whether a drafter grows trees, whose size is for the user to choose. SWIFT's drafts are none of these: their
+        length follows from how sure the drafter is."""
         if self.speculative is None or self.speculative["method"] not in METHODS:
             return False
         options = parse(METHODS[self.speculative["method"]].options, self.speculative)
         return isinstance(options, DrafterOptions) and options.tree is not None
 
     def with_nodes(self, nodes: int) -> "Configuration":
-        """The same with trees of ``nodes`` under any load."""
-        own = {
-            "num_speculative_tokens": nodes,
-            "num_speculative_tokens_per_batch_size": [[1, ANY_LOAD, nodes]],
-        }
+        """This configuration with trees of ``nodes`` under any load; with 0 the drafter only reads along."""
+        own: dict[str, Any] = {"num_speculative_tokens_per_batch_size": [[1, ANY_LOAD, nodes]]}
+        if nodes:
+            own["num_speculative_tokens"] = nodes
         return replace(self, speculative=(self.speculative or {}) | own)
 
 
@@ -116,12 +114,10 @@ def read(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def check_nodes(configurations: Sequence[Configuration], nodes: Sequence[int]) -> None:
-    """Refuse numbers of ``nodes`` that cannot be, or that no configuration has a use for."""
-    if bad := [number for number in nodes if not 1 <= number <= MAX_DRAFT_TOKENS]:
+    """Refuse numbers of ``nodes`` that cannot be, or that no configuration has a use for. 0 stands for an engine that
+    drafts nothing, and is allowed beside other sizes alone."""
+    least = 0 if any(nodes) else 1
+    if bad := [number for number in nodes if not least <= number <= MAX_DRAFT_TOKENS]:
         raise ConfigurationError(f"--nodes is {bad[0]}, but a tree has 1 to {MAX_DRAFT_TOKENS} nodes.")
     if nodes and not any(each.grows_trees for each in configurations):
         raise ConfigurationError("--nodes sets the size of draft trees, but no configuration drafts trees.")
-
-
-def served(target: str | None) -> str:
-    return target or str(TARGET)

@@ -1,22 +1,24 @@
 """``acceptance``, ``throughput`` and ``sweep``: engines, one beside plain decoding at a time, in turns with it."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vllm_specext.bench.configurations import Configuration, check_nodes, served
-from vllm_specext.bench.counters import vllm_keys
-from vllm_specext.bench.engines import Engine
+from vllm_specext.bench.configurations import PLAIN, Configuration, check_nodes
 from vllm_specext.bench.progress import Progress
 from vllm_specext.bench.prompts import Rendering
-from vllm_specext.bench.report import Results, Row, described
-from vllm_specext.bench.turns import Turn, summarised
+from vllm_specext.bench.results import Results, Row, described
+from vllm_specext.bench.rows import over_no_nodes, summarised, vllm_keys
 from vllm_specext.bench.workload import Asked, Workload, that_fit, told, without_loops
-from vllm_specext.demo.run import Speculation
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.arguments import compared_arguments, served
+from vllm_specext.measure.engine_process import EngineProcess
+from vllm_specext.measure.speculation import Speculation
+from vllm_specext.measure.turns import Turn, in_turns
 
 AT_ONCE = 16
 """Prompts asked at a time where neither time nor what is drafted counts."""
@@ -27,19 +29,19 @@ WARM_UP_TOKENS = 8
 class Started:
     """Plain decoding, up and warm, the prompts that count, and where other engines log."""
 
-    plain: Engine
+    plain: EngineProcess
     asked: list[Asked]
     prompts: dict[str, object]
     folder: Path
 
 
 def acceptance(workload: Workload, progress: Progress) -> Results:
-    """Per method and task, one request at a time, because what is drafted may depend on the load."""
+    """Measure acceptance per method and task, one request at a time, because drafts may depend on the load."""
     with started(workload, progress) as run:
         tasks = {task: [one.ids for one in run.asked if one.task == task] for task in (one.task for one in run.asked)}
         progress.begin(len(workload.configurations) * len(tasks))
 
-        def answers(engine: Engine) -> dict[str, Turn]:
+        def answers(engine: EngineProcess) -> dict[str, Turn]:
             progress.doing(f"{engine.name}: asking")
             turns = {}
             for task, ids in tasks.items():
@@ -57,9 +59,9 @@ def acceptance(workload: Workload, progress: Progress) -> Results:
 
 
 def acceptance_rows(
-    configuration: Configuration, engine: Engine, own: dict[str, Turn], plain: dict[str, Turn]
+    configuration: Configuration, engine: EngineProcess, own: dict[str, Turn], plain: dict[str, Turn]
 ) -> list[dict[str, Any]]:
-    """One for each task and one for ``all``."""
+    """A row for each task and one for ``all``."""
     rows = []
     for task, of in [*((task, [task]) for task in own), ("all", list(own))]:
         drafted = sum((own[one].speculation for one in of), Speculation())
@@ -79,7 +81,7 @@ def acceptance_rows(
 def compare(
     name: str, workload: Workload, concurrencies: Sequence[int], nodes: Sequence[int], progress: Progress
 ) -> Results:
-    """Every configuration at every concurrency and, where it drafts trees, with each number of ``nodes``."""
+    """Measure every configuration at every concurrency and, where it drafts trees, with each number of ``nodes``."""
     check_nodes(workload.configurations, nodes)
     sizes: dict[str, list[int | None]] = {
         each.name: [*nodes] if nodes and each.grows_trees else [None] for each in workload.others
@@ -88,7 +90,7 @@ def compare(
         if (most := max(concurrencies)) > (room := run.plain.facts["max_num_seqs"]):
             raise ConfigurationError(
                 f"--concurrency is {most}, but the engine runs at most {room} requests at a time: allow more "
-                f"behind --, with --max-num-seqs {most}."
+                f"after --, with --max-num-seqs {most}."
             )
         progress.begin(workload.rounds * len(concurrencies) * sum(1 + len(own) for own in sizes.values()))
         rows: list[Row] = []
@@ -102,20 +104,21 @@ def compare(
                 of_sizes: dict[int | None, list[Row]] = {size: [] for size in own}
                 for concurrency in concurrencies:
                     progress.doing(f"{configuration.name} and plain: {concurrency} at a time")
-                    plain, turns = in_turns(run, engine, workload, concurrency, own, progress)
+                    plain, turns = beside_plain(run, engine, workload, concurrency, own, progress)
                     seen[concurrency] += plain
                     for size, each in turns.items():
                         facts = described(configuration, engine.facts["model_runner"], nodes=size)
-                        of_sizes[size].append({**facts, "max_concurrency": concurrency, **summarised(each, plain)})
+                        row = {**facts, "max_concurrency": concurrency, **summarised(each, plain)}
+                        of_sizes[size].append(row | (over_no_nodes(each, turns[0]) if 0 in turns else {}))
                 rows += [row for of_size in of_sizes.values() for row in of_size]
         facts = described(workload.plain, run.plain.facts["model_runner"])
         first = [{**facts, "max_concurrency": at_once, **summarised(each, each)} for at_once, each in seen.items()]
     return Results(name, run.prompts, first + rows)
 
 
-def in_turns(
+def beside_plain(
     run: Started,
-    engine: Engine,
+    engine: EngineProcess,
     workload: Workload,
     concurrency: int,
     sizes: Sequence[int | None],
@@ -123,15 +126,16 @@ def in_turns(
 ) -> tuple[list[Turn], dict[int | None, list[Turn]]]:
     """The turns of plain decoding and, by size, those of ``engine``, as many as there are rounds."""
     ids = [one.ids for one in run.asked]
-    plain: list[Turn] = []
-    own: dict[int | None, list[Turn]] = {size: [] for size in sizes}
-    for _ in range(workload.rounds):
-        plain.append(run.plain.turn(ids, workload.tokens, concurrency))
+
+    def ask(of: EngineProcess, size: int | None, _: int) -> Turn:
+        turn = of.turn(ids, workload.tokens, concurrency, size)
         progress.advance()
-        for size, turns in own.items():
-            turns.append(engine.turn(ids, workload.tokens, concurrency, size))
-            progress.advance()
-    return plain, own
+        return turn
+
+    asks: dict[str | int | None, Callable[[int], Turn]] = {PLAIN: partial(ask, run.plain, None)}
+    asks |= {size: partial(ask, engine, size) for size in sizes}
+    turns = in_turns(range(workload.rounds), asks)
+    return turns[PLAIN], {size: turns[size] for size in sizes}
 
 
 @contextmanager
@@ -150,5 +154,7 @@ def started(workload: Workload, progress: Progress) -> Iterator[Started]:
         yield Started(plain, kept, told(workload.prompts, fitting, kept), Path(folder))
 
 
-def load(configuration: Configuration, workload: Workload, folder: Path) -> Engine:
-    return Engine(configuration, workload.target, workload.arguments, folder / f"{configuration.name}.log")
+def load(configuration: Configuration, workload: Workload, folder: Path) -> EngineProcess:
+    arguments = [f"--model={served(workload.target)}", *compared_arguments(workload.target, workload.arguments)]
+    log = folder / f"{configuration.name}.log"
+    return EngineProcess(configuration.name, arguments, configuration.speculative, log)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vllm_specext.bench.configurations import PLAIN
-from vllm_specext.bench.report import Results, Row, labels
+from vllm_specext.bench.results import Results, Row, labels
 
 COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf")
 MARKERS = "os^Dvp*XP<"
@@ -29,6 +29,8 @@ def draw(results: Results, folder: Path) -> dict[str, str]:
         wanted.append(("Tokens per verification by task", f"{name}-by-task.png", by_task))
     if any(row.get("spec_decode_per_position_acceptance_rates") for row in rows) and "request_rate" not in rows[0]:
         wanted.append(("Acceptance by depth", f"{name}-by-depth.png", by_depth))
+    if any("ratio_to_no_nodes" in row for row in rows):
+        wanted.append(("Speed by nodes", f"{name}-by-nodes.png", by_nodes))
     for _, file, picture in wanted:
         picture(rows).savefig(folder / file, dpi=DPI)
     return {title: file for title, file, _ in wanted}
@@ -66,6 +68,25 @@ def speedup(rows: Sequence[Row]) -> Figure:
         "Speed-up over plain decoding, by requests at a time\nmedian of the rounds, whiskers: slowest and fastest"
     )
     axes.legend(title="at a time", loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def by_nodes(rows: Sequence[Row]) -> Figure:
+    """A picture for each method that drafts trees, in it a line for each concurrency."""
+    own = [row for row in rows if "ratio_to_no_nodes" in row]
+    names = list(dict.fromkeys(row["method"] for row in own))
+    figure = Figure(figsize=(1.5 + 4.5 * len(names), 4), layout="constrained")
+    (all_axes,) = figure.subplots(1, len(names), sharey=True, squeeze=False)
+    for axes, name in zip(all_axes, names, strict=True):
+        for concurrency in sorted({row["max_concurrency"] for row in own}):
+            line = [row for row in own if (row["method"], row["max_concurrency"]) == (name, concurrency)]
+            places = [row["num_speculative_tokens"] for row in line]
+            axes.plot(places, [row["ratio_to_no_nodes"] for row in line], marker="o", label=f"{concurrency}")
+        axes.axhline(1, color="grey", linewidth=0.8)
+        axes.set_title(name)
+        axes.set_xlabel("nodes drafted per request")
+    all_axes[0].set_ylabel("speed relative to no drafted nodes")
+    all_axes[-1].legend(title="at a time")
     return figure
 
 

@@ -10,7 +10,7 @@ from rich.progress import Progress as Bar
 
 
 class Progress:
-    """``total`` turns, known before the first."""
+    """How many of the run's turns are done."""
 
     def __init__(self, console: Console, bar: Bar) -> None:
         self.console = console

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_specext.demo.run import PROMPTS
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import bundled_prompts
 
 QUESTIONS, BEGINNINGS = ("turns", "question"), ("prompt", "text")
 
@@ -24,21 +24,20 @@ class Prompt:
     task: str
     text: str
     question: bool = False
-    """To be asked through the chat template."""
+    """Whether it is asked through the chat template."""
 
 
 def load(paths: Sequence[Path], per_task: int) -> list[Prompt]:
-    """Up to ``per_task`` of every task, the first ones; the bundled held-out prompts when there is no path."""
+    """The first ``per_task`` prompts of every task in the files, or of the bundled ones where there is no path."""
     if paths:
         found = [prompt for path in paths for prompt in read(path)]
     else:
-        rows = json.loads(PROMPTS.read_text(encoding="utf-8"))
-        found = [Prompt(row["kind"], row["text"]) for row in rows]
+        found = [Prompt(row["kind"], row["text"]) for row in bundled_prompts()]
     return first_of_each(found, per_task)
 
 
 def first_of_each(prompts: Iterable[Prompt], per_task: int) -> list[Prompt]:
-    """Task by task, in the order in which the tasks appear."""
+    """The first ``per_task`` prompts of every task, task by task in the order in which the tasks appear."""
     seen: Counter[str] = Counter()
     kept = []
     for prompt in prompts:
@@ -50,7 +49,7 @@ def first_of_each(prompts: Iterable[Prompt], per_task: int) -> list[Prompt]:
 
 
 def read(path: Path) -> list[Prompt]:
-    """Every row of a JSON or JSON Lines file."""
+    """The prompts of a JSON or JSON Lines file, one of each row."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

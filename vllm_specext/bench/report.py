@@ -1,56 +1,26 @@
-"""What a run leaves behind: ``NAME.json`` (everything), ``NAME.csv`` (a line per measurement), ``NAME.md`` (to be read
-first) and the pictures that it shows."""
+"""What a run leaves: ``NAME.json`` (everything), ``NAME.csv`` (a line per measurement), ``NAME.md`` (to be read first)
+and the pictures that it shows."""
 
 import csv
 import json
-import os
 import platform
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import vllm_specext
-from vllm_specext.bench.configurations import Configuration
-from vllm_specext.demo.server import MODELS
-
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Results:
-    """``rows`` are measurements with vLLM's keys, ``prompts`` what was asked."""
-
-    name: str
-    prompts: dict[str, object]
-    rows: list[Row]
-
-
-def described(
-    configuration: Configuration, model_runner: str | None, *, task: str = "all", nodes: int | None = None
-) -> Row:
-    """The first columns of a row: which method, with which ``--speculative-config``, on which of vLLM's runners."""
-    config = (configuration if nodes is None else configuration.with_nodes(nodes)).speculative
-    return {
-        "method": configuration.name,
-        "num_speculative_tokens": config and config.get("num_speculative_tokens"),
-        "speculative_config": config and placeless(json.dumps(config)),
-        "model_runner": model_runner,
-        "task": task,
-    }
-
-
-def placeless(text: str) -> str:
-    """The bundled models by their names alone."""
-    return text.replace(f"{MODELS}{os.sep}", "bundled:")
+from vllm_specext.bench.plots import draw
+from vllm_specext.bench.results import Results, Row, placeless
+from vllm_specext.bench.summary import markdown
+from vllm_specext.measure.machine import device, machine
 
 
 def header(target: str | None, arguments: Sequence[str], tokens: int) -> dict[str, Any]:
-    """What a reader needs to judge figures, and to measure them again."""
+    """Everything that a reader needs to judge the figures and to measure them again."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["vllm-specext", *sys.argv[1:]]),
@@ -74,24 +44,8 @@ def installed(name: str) -> str | None:
         return None
 
 
-def machine() -> str:
-    from vllm_specext.cli.serve import cpu_quota
-
-    visible = len(os.sched_getaffinity(0))
-    return f"{platform.system()} {platform.machine()}, {min(visible, cpu_quota() or visible)} cores"
-
-
-def device() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-
-
 def write(results: Results, head: dict[str, Any], folder: Path) -> list[Path]:
     """Paths of what was written."""
-    from vllm_specext.bench.plots import draw
-    from vllm_specext.bench.summary import markdown
-
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{results.name}.{ending}" for ending in ("json", "csv", "md")]
     everything = {"benchmark": results.name, **head, "prompts": results.prompts, "rows": results.rows}
@@ -103,7 +57,7 @@ def write(results: Results, head: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """A column for every key of any row; lists as their elements with spaces between."""
+    """Write a column for every key of any row; a list becomes its elements with spaces between."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -115,14 +69,3 @@ def flat(value: Any) -> Any:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return " ".join(map(str, value)) if isinstance(value, list) else value
-
-
-def labels(rows: Sequence[Row]) -> list[str]:
-    """A name for each row: its method's, with the number of nodes where one method has several."""
-    sizes: dict[str, set[int | None]] = {}
-    for row in rows:
-        sizes.setdefault(row["method"], set()).add(row["num_speculative_tokens"])
-    return [
-        f"{row['method']}, {row['num_speculative_tokens']} nodes" if len(sizes[row["method"]]) > 1 else row["method"]
-        for row in rows
-    ]

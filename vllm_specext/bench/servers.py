@@ -11,12 +11,11 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from vllm_specext.bench.configurations import Configuration, served
-from vllm_specext.bench.counters import speculation
-from vllm_specext.bench.engines import vllm_arguments
-from vllm_specext.bench.turns import Answer, Turn
-from vllm_specext.demo.server import HOST, Server
+from vllm_specext.bench.configurations import Configuration
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.arguments import compared_arguments, served
+from vllm_specext.measure.server import HOST, Server, speculation
+from vllm_specext.measure.turns import Answer, Turn
 
 V2_IN_LOG = "Using V2 Model Runner"
 
@@ -27,7 +26,7 @@ class OwnServer(Server):
     def __init__(self, configuration: Configuration, target: str | None, arguments: Sequence[str], log: Path) -> None:
         super().__init__(log)
         self.command = [sys.executable, "-m", "vllm_specext", "serve", served(target)]
-        self.command += [f"--host={HOST}", f"--port={self.port}", *vllm_arguments(target, arguments)]
+        self.command += [f"--host={HOST}", f"--port={self.port}", *compared_arguments(target, arguments)]
         if configuration.speculative is not None:
             self.command.append(f"--speculative-config={json.dumps(configuration.speculative)}")
 
@@ -38,7 +37,7 @@ class OwnServer(Server):
 
 @dataclass(frozen=True)
 class Model:
-    """What a server says of its model: the name to ask for, where it came from, and how long a sequence may be."""
+    """A server's model: the name to ask for, the folder or hub id it came from, and how long a sequence may be."""
 
     name: str
     root: str
@@ -55,13 +54,13 @@ def model_of(url: str) -> Model:
 
 
 def turn(server: Server, model: Model, prompts: Sequence[list[int]], tokens: int) -> Turn:
-    """Greedy answers, one request at a time, streamed as a user would see them."""
+    """Ask ``server`` for greedy answers, one request at a time, streamed as a user would see them."""
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    before = speculation(server.samples())
+    before = speculation(server)
     begun = time.perf_counter()
     answers = [ask(client, model.name, prompt, tokens) for prompt in prompts]
     duration = time.perf_counter() - begun
-    return Turn(answers, duration, speculation(server.samples()) - before)
+    return Turn(answers, duration, speculation(server) - before)
 
 
 def ask(client: OpenAI, model: str, prompt: list[int], tokens: int) -> Answer:

@@ -3,9 +3,9 @@
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,18 @@ from vllm_specext.bench import vllm_bench
 from vllm_specext.bench.configurations import PLAIN, Configuration
 from vllm_specext.bench.progress import Progress
 from vllm_specext.bench.prompts import Rendering
-from vllm_specext.bench.report import Results, Row, described, placeless
+from vllm_specext.bench.results import Results, Row, described, placeless
+from vllm_specext.bench.rows import summarised
 from vllm_specext.bench.servers import Model, OwnServer, model_of, turn
-from vllm_specext.bench.turns import Turn, summarised
 from vllm_specext.bench.workload import Asked, Workload, that_fit, told, without_loops
-from vllm_specext.demo.run import SETTLING_SECONDS
+from vllm_specext.measure.server import SETTLING_SECONDS
+from vllm_specext.measure.turns import Turn, in_turns, spread
 
 Runs = list[dict[str, Any]]
 
 
 def latency(workload: Workload, progress: Progress) -> Results:
-    """One request at a time, streamed."""
+    """Measure latency: one request at a time, streamed."""
     with tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as name:
         folder = Path(name)
         with started(workload.plain, workload, folder, progress) as plain_server:
@@ -33,6 +34,12 @@ def latency(workload: Workload, progress: Progress) -> Results:
             reference = turn(plain_server, model, [one.ids for one in asked], workload.tokens)
             kept = without_loops(asked, reference.tokens)
             ids = [one.ids for one in kept]
+
+            def ask(server: OwnServer, _: int) -> Turn:
+                found = turn(server, model, ids, workload.tokens)
+                progress.advance()
+                return found
+
             progress.begin(2 * workload.rounds * len(workload.others))
             rows: list[Row] = []
             all_plain: list[Turn] = []
@@ -40,12 +47,8 @@ def latency(workload: Workload, progress: Progress) -> Results:
                 with started(configuration, workload, folder, progress) as server:
                     turn(server, model, ids[:1], workload.tokens)
                     progress.doing(f"{configuration.name} and plain: one at a time")
-                    turns: dict[OwnServer, list[Turn]] = {plain_server: [], server: []}
-                    for _ in range(workload.rounds):
-                        for each, own in turns.items():
-                            time.sleep(SETTLING_SECONDS)
-                            own.append(turn(each, model, ids, workload.tokens))
-                            progress.advance()
+                    asks = {each: partial(ask, each) for each in (plain_server, server)}
+                    turns = in_turns(range(workload.rounds), asks, settle=SETTLING_SECONDS)
                     facts = {**described(configuration, server.model_runner), "max_concurrency": 1}
                     rows.append({**facts, **summarised(turns[server], turns[plain_server])})
                     all_plain += turns[plain_server]
@@ -55,7 +58,7 @@ def latency(workload: Workload, progress: Progress) -> Results:
 
 
 def serve(workload: Workload, rates: Sequence[float], folder: Path, progress: Progress) -> Results:
-    """``vllm bench serve`` at every rate against servers of our own; its JSON stays in ``folder``."""
+    """Run ``vllm bench serve`` at every rate against servers that are started here; its JSON stays in ``folder``."""
     with tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as name:
         logs = Path(name)
         with started(workload.plain, workload, logs, progress) as plain_server:
@@ -79,7 +82,8 @@ def serve(workload: Workload, rates: Sequence[float], folder: Path, progress: Pr
 def serve_running(
     workload: Workload, urls: dict[str, str], rates: Sequence[float], folder: Path, progress: Progress
 ) -> Results:
-    """The same against servers that are up: names to addresses, ``plain`` among them for speed-ups."""
+    """Run ``vllm bench serve`` at every rate against servers that are up. ``urls`` has their addresses by name; the one
+    named ``plain`` is what the others are compared with."""
     with tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as name:
         load = Load(workload, next(iter(urls.values())), Path(name) / "prompts.jsonl", folder, progress)
         progress.begin(workload.rounds * len(rates) * len(urls))
@@ -93,7 +97,7 @@ def serve_running(
 
 
 class Load:
-    """What ``vllm bench serve`` is told: the prompts that fit, as a file."""
+    """The prompts that fit, in a file for ``vllm bench serve``."""
 
     def __init__(self, workload: Workload, url: str, file: Path, folder: Path, progress: Progress) -> None:
         self.workload, self.file, self.folder, self.progress = workload, file, folder / "vllm", progress
@@ -105,23 +109,24 @@ class Load:
         file.write_text("".join(json.dumps({"prompt": one.text}) + "\n" for one in asked), encoding="utf-8")
 
     def in_turns(self, urls: dict[str, str], rate: float) -> dict[str, Runs]:
-        """The results at each of ``urls``, as many as there are rounds."""
-        runs: dict[str, Runs] = {name: [] for name in urls}
+        """The results by name of ``urls``, as many as there are rounds."""
         others = [name for name in urls if name != PLAIN]
-        for number in range(self.workload.rounds):
-            for name, url in urls.items():
-                self.progress.doing(f"{name}: vllm bench serve, {rate:g} requests per second")
-                # Plain decoding's belongs to the one that it was measured next to.
-                beside = f"-beside-{others[0]}" if name == PLAIN and others else ""
-                result = self.folder / f"{name}{beside}-rate-{rate:g}-round-{number + 1}.json"
-                model = model_of(url)
-                tokenizer = self.workload.target or model.root
-                given = vllm_bench.arguments(
-                    url, model.name, tokenizer, self.file, self.count, self.workload.tokens, rate, result
-                )
-                runs[name].append(vllm_bench.run(given, result))
-                self.progress.advance()
-        return runs
+
+        def ask(name: str, number: int) -> dict[str, Any]:
+            self.progress.doing(f"{name}: vllm bench serve, {rate:g} requests per second")
+            # Plain decoding's belongs to the one that it was measured next to.
+            beside = f"-beside-{others[0]}" if name == PLAIN and others else ""
+            result = self.folder / f"{name}{beside}-rate-{rate:g}-round-{number}.json"
+            model = model_of(urls[name])
+            tokenizer = self.workload.target or model.root
+            given = vllm_bench.arguments(
+                urls[name], model.name, tokenizer, self.file, self.count, self.workload.tokens, rate, result
+            )
+            found = vllm_bench.run(given, result)
+            self.progress.advance()
+            return found
+
+        return in_turns(range(1, 1 + self.workload.rounds), {name: partial(ask, name) for name in urls})
 
 
 def of_runs(own: Runs, plain: Runs | None) -> Row:
@@ -136,19 +141,19 @@ def of_runs(own: Runs, plain: Runs | None) -> Row:
     if plain is None:
         return row
     key = "median_e2el_ms"
-    ratios = [other[key] / mine[key] for mine, other in zip(own, plain, strict=True)]
+    speedup = spread([other[key] / mine[key] for mine, other in zip(own, plain, strict=True)])
     texts = "generated_texts"
     return {
         "identical": all(mine[texts] == other[texts] for mine, other in zip(own, plain, strict=True)),
-        "speedup": round(statistics.median(ratios), 3),
-        "speedup_lowest": round(min(ratios), 3),
-        "speedup_highest": round(max(ratios), 3),
+        "speedup": speedup.median,
+        "speedup_lowest": speedup.lowest,
+        "speedup_highest": speedup.highest,
         **row,
     }
 
 
 def in_ids(workload: Workload, model: Model) -> list[Asked]:
-    """The prompts that fit."""
+    """The prompts that fit into a sequence, in the target's ids."""
     rendering = Rendering(workload.target or model.root)
     asked = [Asked(one.task, rendering.ids(one), rendering.text(one)) for one in workload.prompts]
     return that_fit(asked, workload.tokens, model.max_model_len)

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from vllm_specext.bench.configurations import PLAIN
-from vllm_specext.bench.report import Results, Row, labels
+from vllm_specext.bench.results import Results, Row, labels
 
 COLUMNS = (
     ("request_rate", "requests/s", "{}"),
@@ -16,6 +16,7 @@ COLUMNS = (
     ("identical", "same tokens", "{}"),
     ("speedup", "speed-up", "{:.2f}"),
     ("spread", "spread", "{}"),
+    ("ratio_to_no_nodes", "x no nodes", "{:.2f}"),
     ("output_throughput", "tokens/s", "{:.1f}"),
     ("spec_decode_acceptance_length", "tokens per verification", "{:.2f}"),
     ("nodes_per_verification", "drafted per verification", "{:.1f}"),
@@ -31,6 +32,7 @@ MEANING = {
     "same tokens": "whether every answer has exactly the tokens of plain decoding, greedily",
     "speed-up": "speed divided by that of plain decoding measured in turns with it, the median of the rounds",
     "spread": "the lowest and the highest of the rounds' speed-ups",
+    "x no nodes": "speed divided by that of the same engine when it drafts nothing and the drafter only reads along",
     "tokens per verification": "tokens that a pass of the target gives: the accepted ones and its own",
     "drafted per verification": "drafted tokens that a pass of the target checks (nodes of the tree)",
     "first token, ms": "time to the first token, median",
@@ -62,7 +64,7 @@ def varies(key: str, lines: Sequence[dict[str, str]]) -> bool:
 
 
 def line(row: Row) -> dict[str, str]:
-    """Each column's text, empty where the row has nothing to say."""
+    """The text of each column, empty where the row has no such figure."""
     known = dict(row)
     if "speedup_lowest" in row and row["method"] != PLAIN:
         known["spread"] = f"{row['speedup_lowest']:.2f}-{row['speedup_highest']:.2f}"
@@ -74,9 +76,14 @@ def line(row: Row) -> dict[str, str]:
 
 
 def table(results: Results) -> Table:
-    """What fits into a terminal; the page has the rest."""
+    """The columns that fit into a terminal; the Markdown page has them all."""
     by_latency = ("output_throughput", "spec_decode_acceptance_length", "max_concurrency")
-    left_out = ["nodes_per_verification", "model_runner", *(by_latency if results.name in BY_LATENCY else LATENCIES)]
+    left_out = [
+        "nodes_per_verification",
+        "ratio_to_no_nodes",
+        "model_runner",
+        *(by_latency if results.name in BY_LATENCY else LATENCIES),
+    ]
     titles, lines = cells(results.rows, left_out)
     shown = Table(title=f"{results.name}: greedy, {results.prompts['counted']} prompts", box=SIMPLE_HEAD, padding=0)
     for title, *column in zip(titles, *lines, strict=True):

@@ -17,13 +17,14 @@ WARM_UPS = 4
 """Requests at once before a measurement: the first ones wait for what vLLM compiles, n-gram lookup for seconds."""
 TIMES = ("ttfts", "itls", "latencies", "start_times", "queue_times")
 LISTS = (*TIMES, "input_lens", "output_lens", "generated_texts", "errors")
-"""What its JSON has of every request; all else is of the run."""
+"""The keys of its JSON that have a value for each request; the other keys are about the whole run."""
 
 
 def arguments(
     url: str, model: str, tokenizer: str, prompts: Path, count: int, tokens: int, rate: float, result: Path
 ) -> list[str]:
-    """The first prompts of the file in its order, greedily, ``rate`` requests per second; the result to ``result``."""
+    """Arguments to ask the first ``count`` prompts of the file in its order, greedily, at ``rate`` requests per second.
+    The result is written to ``result``."""
     return [
         "--backend=vllm",
         f"--base-url={url}",
@@ -49,7 +50,7 @@ def arguments(
 
 
 def run(given: Sequence[str], result: Path) -> dict[str, Any]:
-    """What ``vllm bench serve`` wrote to ``result``."""
+    """The JSON that ``vllm bench serve`` wrote to ``result``."""
     result.unlink(missing_ok=True)
     command = [sys.executable, "-m", "vllm_specext.bench.vllm_bench", *given]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

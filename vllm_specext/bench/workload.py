@@ -1,4 +1,4 @@
-"""What a run asks, of which configurations, and which prompts of it count."""
+"""The prompts and configurations of a run, and which of the prompts count."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from vllm_specext.bench.configurations import Configuration
 from vllm_specext.bench.prompts import Prompt
-from vllm_specext.demo.loops import is_loop
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.loops import is_loop
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Asked:
 
 
 def that_fit(asked: Sequence[Asked], tokens: int, max_model_len: int) -> list[Asked]:
-    """Those with room for an answer of ``tokens``."""
+    """The prompts that leave room for an answer of ``tokens``."""
     fitting = [one for one in asked if len(one.ids) + tokens <= max_model_len]
     if not fitting:
         raise ConfigurationError(
@@ -51,7 +51,7 @@ def that_fit(asked: Sequence[Asked], tokens: int, max_model_len: int) -> list[As
 
 
 def without_loops(asked: Sequence[Asked], answers: Sequence[list[int]]) -> list[Asked]:
-    """Those whose plain answer does not go round in circles, which would be easy to draft."""
+    """The prompts whose plain answer does not go round in circles; a loop would be easy to draft."""
     kept = [one for one, tokens in zip(asked, answers, strict=True) if not is_loop(tokens)]
     if not kept:
         raise ConfigurationError(
@@ -62,7 +62,7 @@ def without_loops(asked: Sequence[Asked], answers: Sequence[list[int]]) -> list[
 
 
 def told(all_prompts: Sequence[Prompt], fitting: Sequence[Asked], kept: Sequence[Asked]) -> dict[str, object]:
-    """Of the prompts, for the file's header."""
+    """How many prompts count and how many are left out, for the file's header."""
     return {
         "counted": len(kept),
         "left_out_as_too_long": len(all_prompts) - len(fitting),

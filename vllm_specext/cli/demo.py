@@ -38,7 +38,8 @@ def demo(
     port: Annotated[int, typer.Option(min=0, max=HIGHEST, help="Port for --serve; 0 takes a free one.")] = 8000,
 ) -> None:
     """Serve the bundled models with and without drafts, compare the answers token by token, and measure."""
-    from vllm_specext.demo.server import HOST, TARGET
+    from vllm_specext.measure.bundled import TARGET
+    from vllm_specext.measure.server import HOST
 
     if not (TARGET / "config.json").is_file():
         raise ConfigurationError(f"the bundled models are missing: there is no config.json in {TARGET}.")
@@ -78,7 +79,7 @@ def check_outputs(json_path: Path | None, plot: Path | None) -> None:
 
 
 def drawn(rows: "list[Row]", plot: Path) -> str:
-    """Draw ``plot`` and say so, or say what for want of which it is not there."""
+    """Draw ``plot``, and return a sentence that says so or says which package is missing."""
     from vllm_specext.demo.picture import draw
 
     try:
@@ -90,9 +91,9 @@ def drawn(rows: "list[Row]", plot: Path) -> str:
 
 
 def serve_command() -> str:
-    """What to type in this folder and shell."""
+    """The command to type next, in this folder and shell."""
     from vllm_specext.cli import PROGRAM
-    from vllm_specext.demo.server import MODELS
+    from vllm_specext.measure.bundled import MODELS
 
     program = PROGRAM if shutil.which(PROGRAM) else os.path.relpath(Path(sys.executable).with_name(PROGRAM))
     drafter = MODELS / "griffin"
@@ -105,7 +106,8 @@ def say(text: str) -> None:
 
 
 def leave_running(port: int) -> None:
-    from vllm_specext.demo.server import GRIFFIN_CHAIN, Server
+    from vllm_specext.measure.bundled import GRIFFIN_CHAIN
+    from vllm_specext.measure.server import Server
 
     with tempfile.TemporaryDirectory(prefix="vllm-specext-demo-") as folder:
         log = Path(folder) / "server.log"

@@ -44,10 +44,9 @@ def pair(
 
 def bundled_text() -> str:
     """A sample of Python and English: the demonstration's prompts that are not written as a chat."""
-    from vllm_specext import demo
+    from vllm_specext.measure.bundled import bundled_prompts
 
-    prompts = json.loads((Path(demo.__file__).parent / "prompts.json").read_text())
-    return "\n".join(prompt["text"] for prompt in prompts if not prompt["text"].startswith("<|"))
+    return "\n".join(prompt["text"] for prompt in bundled_prompts() if not prompt["text"].startswith("<|"))
 
 
 def read_text(path: Path) -> str:

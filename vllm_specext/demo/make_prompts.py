@@ -34,7 +34,7 @@ def beginnings(document: Document) -> list[str]:
 
 
 def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int) -> str | None:
-    """As many whole lines as ``limit`` tokens hold; ``None`` when that is fewer than ``SHORTEST`` tokens."""
+    """The first whole lines that ``limit`` tokens hold; ``None`` where these are fewer than ``SHORTEST`` tokens."""
     prompt = None
     lines = text.splitlines()
     for count in range(1, len(lines) + 1):

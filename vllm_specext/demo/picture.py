@@ -21,7 +21,7 @@ MEASURES: "dict[str, Callable[[Row], float]]" = {
 
 
 class Bars:
-    """For rich to print."""
+    """The rows as bars, for rich to print."""
 
     def __init__(self, rows: "Sequence[Row]") -> None:
         self.rows = rows
@@ -43,7 +43,7 @@ def draw(rows: "Sequence[Row]", path: Path) -> None:
     """Write the picture to ``path``, a PNG; the first row is plain decoding's."""
     from matplotlib.figure import Figure
 
-    from vllm_specext.bench.report import device, machine
+    from vllm_specext.measure.machine import device, machine
 
     loops = rows[0].looping
     figure = Figure(figsize=(10, 1.7 + 0.4 * len(rows)), layout="constrained")

@@ -9,56 +9,27 @@ prompts whose plain continuation is a loop, because a loop is easy to draft.
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from openai import OpenAI
 
-from vllm_specext.demo.loops import is_loop
-from vllm_specext.demo.server import (
-    EAGLE3_TREE,
-    GRIFFIN_CHAIN,
-    GRIFFIN_TREE,
-    MOA_TREE,
-    SLEM,
-    SLRS,
-    SWIFT,
-    TARGET,
-    TLI,
-    Server,
-    room,
-    start_together,
-)
+from vllm_specext.measure.bundled import CONFIGURATIONS, MAX_TOKENS, TARGET, Configurations, bundled_prompts
+from vllm_specext.measure.loops import is_loop
+from vllm_specext.measure.server import SETTLING_SECONDS, Server, room, speculation, start_together
+from vllm_specext.measure.speculation import Speculation
+from vllm_specext.measure.turns import in_turns
 
-Configurations = Sequence[tuple[str, dict[str, Any]]]
-"""Rows after ``plain``: name and ``--speculative-config``."""
-SHORT: Configurations = (
-    ("griffin-chain", GRIFFIN_CHAIN),
-    ("griffin-tree", GRIFFIN_TREE),
-    ("eagle3-tree", EAGLE3_TREE),
-)
-CONFIGURATIONS: Configurations = (
-    *SHORT,
-    ("moa-tree", MOA_TREE),
-    ("swift", SWIFT),
-    ("slem", SLEM),
-    ("tli", TLI),
-    ("slrs", SLRS),
-)
+SHORT: Configurations = CONFIGURATIONS[:3]
+"""GRIFFIN's chain, and the trees of GRIFFIN and EAGLE-3."""
 SERVERS_AT_ONCE = 4
 """Plain decoding's and three more, where memory has room."""
-PROMPTS = Path(__file__).parent / "prompts.json"
-MAX_TOKENS = 96
 PROMPTS_PER_TURN = 4
-SETTLING_SECONDS = 1.2
-"""vLLM's engine process keeps a core busy for a second after its last step, in case another request comes."""
 Tell = Callable[[str, str], None]
-"""Called with a stage and, within it, what is being done right now."""
+"""A function that hears the stage of the run and what is being done in it right now."""
 
 
 @dataclass(frozen=True)
@@ -78,39 +49,15 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Speculation:
-    """Verifications, nodes verified and tokens accepted at depth 1, 2, ...; all 0 without drafts."""
-
-    verifications: float = 0
-    nodes: float = 0
-    accepted: tuple[float, ...] = ()
-
-    def __add__(self, other: "Speculation") -> "Speculation":
-        accepted = map(sum, zip_longest(self.accepted, other.accepted, fillvalue=0))
-        return Speculation(self.verifications + other.verifications, self.nodes + other.nodes, tuple(accepted))
-
-    def __sub__(self, other: "Speculation") -> "Speculation":
-        return self + Speculation(-other.verifications, -other.nodes, tuple(-count for count in other.accepted))
-
-    def per_verification(self, count: float) -> float:
-        return round(count / self.verifications, 3) if self.verifications else 0.0
-
-    @property
-    def acceptance_length(self) -> float:
-        """Mean tokens per verification: those accepted and the target's own."""
-        return round(1 + self.per_verification(sum(self.accepted)), 3)
-
-
-@dataclass(frozen=True)
 class Answer:
     tokens: list[int]
     seconds: float
-    speculation: Speculation = Speculation()
+    speculation: Speculation = field(default_factory=Speculation)
 
 
 def run(tell: Tell, configurations: Configurations = SHORT, target: Path = TARGET) -> list[Row]:
-    """Measure plain decoding, and every configuration in turn with it."""
-    prompts = [prompt["text"] for prompt in json.loads(PROMPTS.read_text(encoding="utf-8"))]
+    """Measure plain decoding, and every configuration in turns with it."""
+    prompts = [prompt["text"] for prompt in bundled_prompts()]
     beside = max(1, min(SERVERS_AT_ONCE, room()) - 1)
     rows: list[Row] = []
     with (
@@ -133,25 +80,28 @@ def run(tell: Tell, configurations: Configurations = SHORT, target: Path = TARGE
 def ask_in_turn(
     servers: Mapping[str, Server], prompts: list[str], tell: Callable[[str], None]
 ) -> dict[str, list[Answer]]:
-    """Greedy answers of all servers, in order, after one of each that only warms it up."""
+    """Ask all servers for greedy answers to ``prompts``, after one answer of each that only warms it up."""
     clients = {
         name: OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) for name, server in servers.items()
     }
     for name, server in servers.items():
         ask(clients[name], server, prompts[-1])
-    answers: dict[str, list[Answer]] = {name: [] for name in servers}
-    for first in range(0, len(prompts), PROMPTS_PER_TURN):
-        turn = prompts[first : first + PROMPTS_PER_TURN]
-        for name, server in servers.items():
-            time.sleep(SETTLING_SECONDS)
-            for number, prompt in enumerate(turn, start=first + 1):
-                tell(f"prompt {number} of {len(prompts)}, {name}")
-                answers[name].append(ask(clients[name], server, prompt))
-    return answers
+
+    def ask_all(name: str, places: range) -> list[Answer]:
+        found = []
+        for place in places:
+            tell(f"prompt {place + 1} of {len(prompts)}, {name}")
+            found.append(ask(clients[name], servers[name], prompts[place]))
+        return found
+
+    every = range(len(prompts))
+    rounds = [every[first : first + PROMPTS_PER_TURN] for first in every[::PROMPTS_PER_TURN]]
+    turns = in_turns(rounds, {name: partial(ask_all, name) for name in servers}, settle=SETTLING_SECONDS)
+    return {name: [answer for turn in own for answer in turn] for name, own in turns.items()}
 
 
 def ask(client: OpenAI, server: Server, prompt: str) -> Answer:
-    """One request on its own, so that what the counters gain in the meantime is its own too."""
+    """Send one request on its own, so that all that the counters gain in the meantime belongs to it."""
     before = speculation(server)
     begun = time.perf_counter()
     response = client.completions.create(
@@ -160,24 +110,6 @@ def ask(client: OpenAI, server: Server, prompt: str) -> Answer:
     seconds = time.perf_counter() - begun
     tokens: list[int] = response.choices[0].token_ids  # type: ignore[attr-defined]  # vLLM's addition to the protocol
     return Answer(tokens, seconds, speculation(server) - before)
-
-
-def speculation(server: Server) -> Speculation:
-    """What the server has counted since its start."""
-    return counted(server.samples())
-
-
-def counted(samples: Iterable[Any]) -> Speculation:
-    """What is in Prometheus' samples or in ``LLM.get_metrics()``."""
-    found = Speculation()
-    depths: dict[int, float] = {}
-    for sample in samples:
-        name = sample.name.removesuffix("_total")
-        if name == "vllm:specext_num_verifications":
-            found += Speculation(sample.value, int(sample.labels["nodes"]) * sample.value)
-        elif name == "vllm:specext_num_accepted_tokens_per_depth":
-            depths[int(sample.labels["depth"])] = sample.value
-    return replace(found, accepted=tuple(depths[depth] for depth in sorted(depths)))
 
 
 def summarize(name: str, answers: list[Answer], plain: list[Answer]) -> Row:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from vllm_specext.demo.loops import before_loop, is_loop
 from vllm_specext.demo.tokens import id_dtype
+from vllm_specext.measure.loops import before_loop, is_loop
 from vllm_specext.training.acceptance import greedy_continuations
 
 PROMPT = 96

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
-from vllm_specext.demo.loops import is_loop
+from vllm_specext.measure.loops import is_loop
 
 NGRAM = 4
 PREFIX = 48

@@ -21,7 +21,7 @@ MANY = 1_000_000
 """Last batch size of a schedule's last range; vLLM has no open range."""
 
 CAPS: dict[str, tuple[tuple[int, int], ...]] = {
-    # Measured up to 16 by benchmarks/tree_budget.py: where arithmetic is what is short, short chains beat every tree.
+    # Measured up to 16, see docs/benchmarks.md: where arithmetic is what is short, short chains beat every tree.
     "cpu": ((8, 4), (16, 2), (MANY, 0)),
     # Not measured: estimates from what the literature reports for trees of about 60 nodes on one GPU, such that a step
     # of each range has at most 512 rows, which is where vLLM's default CUDA graphs end.

@@ -1,54 +1,14 @@
 """What a benchmark makes of answers, times and counters, by hand-made ones."""
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from vllm_specext.bench.counters import speculation, vllm_keys
-from vllm_specext.bench.turns import Answer, Turn, percentile, summarised
-from vllm_specext.demo.run import Speculation
-
-
-def sample(name: str, value: float = 0, **more: Any) -> Any:
-    labels = {key: more.pop(key) for key in ("depth", "nodes", "position") if key in more}
-    return SimpleNamespace(name=name, value=value, labels=labels, **more)
-
+from vllm_specext.bench.rows import percentile, summarised, vllm_keys
+from vllm_specext.measure.speculation import Speculation
+from vllm_specext.measure.turns import Answer, Turn
 
 CHAIN = Speculation(10, 40, (8.0, 5.0, 2.0, 0.0))
-FROM_A_SERVER = [
-    sample("vllm:spec_decode_num_drafts_total", 10),
-    sample("vllm:spec_decode_num_drafts_created", 1.7e9),
-    sample("vllm:spec_decode_num_draft_tokens_total", 40),
-    sample("vllm:spec_decode_num_accepted_tokens_total", 15),
-    *(
-        sample("vllm:spec_decode_num_accepted_tokens_per_pos_total", count, position=str(place))
-        for place, count in enumerate(CHAIN.accepted)
-    ),
-    sample("vllm:spec_decode_num_accepted_tokens_per_pos_created", 1.7e9, position="0"),
-]
-FROM_AN_ENGINE = [
-    sample("vllm:spec_decode_num_drafts", 10),
-    sample("vllm:spec_decode_num_draft_tokens", 40),
-    SimpleNamespace(name="vllm:spec_decode_num_accepted_tokens_per_pos", labels={}, values=[8, 5, 2, 0]),
-]
-OURS = [
-    sample("vllm:specext_num_verifications_total", 4, nodes="8"),
-    sample("vllm:specext_num_verifications_total", 6, nodes="24"),
-    sample("vllm:specext_num_accepted_tokens_per_depth_total", 9, depth="1"),
-    sample("vllm:specext_num_accepted_tokens_per_depth_total", 3, depth="2"),
-]
-
-
-def test_vllms_own_methods_are_counted_alike_from_servers_and_engines() -> None:
-    assert speculation(FROM_A_SERVER) == CHAIN
-    assert speculation(FROM_AN_ENGINE) == CHAIN
-    assert speculation([]) == Speculation()
-
-
-def test_our_counters_go_first_because_trees_have_more_nodes_than_levels() -> None:
-    assert speculation([*FROM_A_SERVER, *OURS]) == Speculation(10, 4 * 8 + 6 * 24, (9, 3))
 
 
 def test_the_keys_are_those_of_vllm_bench_serve() -> None:

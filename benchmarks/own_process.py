@@ -1,5 +1,4 @@
-"""Engines on the bundled models: their settings, and a process of its own for each, because an engine does not leave
-one as it was."""
+"""An engine on the bundled models in a process of its own, because an engine does not leave a process as it was."""
 
 import json
 import os
@@ -7,19 +6,9 @@ import subprocess
 import sys
 from typing import Any
 
-from vllm_specext.demo.server import TARGET
+from vllm_specext.measure.arguments import compared_arguments, served
+from vllm_specext.measure.engine import Engine
 
-MOST_REQUESTS = 16
-ENGINE: dict[str, Any] = {
-    "model": str(TARGET),
-    # In float32 two ways of computing the same logits do not disagree about the largest one.
-    "dtype": "float32",
-    "enforce_eager": True,
-    "max_model_len": 512,
-    "max_num_seqs": MOST_REQUESTS,
-    "kv_cache_memory_bytes": 512 << 20,
-    "enable_prefix_caching": False,
-}
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -29,8 +18,15 @@ ENVIRONMENT = {
 }
 
 
+def bundled_engine(speculative: dict[str, Any] | None, counts: bool = True) -> Engine:
+    """An engine on the bundled target in this process."""
+    arguments = [f"--model={served(None)}", *compared_arguments(None, ["--max-model-len=512"])]
+    return Engine(arguments, speculative, counts)
+
+
 def in_own_process(module: str, name: str, request: Any) -> Any:
-    """What ``python -m module --one REQUEST`` prints as its last line, both in JSON; ``name`` is for its failure."""
+    """Run ``python -m module --one REQUEST`` and return the last line that it prints, both in JSON; ``name`` is for
+    the message where it fails."""
     environment = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     command = [sys.executable, "-m", module, "--one", json.dumps(request)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What counts as a loop: a continuation that goes round in circles, which every drafter predicts without effort."""
+"""Loops: continuations that go round in circles, which every drafter predicts without effort."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ SPAN, TIMES = 8, 3
 
 
 def before_loop(tokens: Sequence[int]) -> int:
-    """How many ``tokens`` come before the ``TIMES``-th occurrence of any ``SPAN`` in a row, where the loop begins."""
+    """The number of ``tokens`` before the loop, which begins where any ``SPAN`` tokens in a row occur for the
+    ``TIMES``-th time."""
     seen: Counter[tuple[int, ...]] = Counter()
     for end in range(SPAN, len(tokens) + 1):
         span = tuple(tokens[end - SPAN : end])

@@ -1,39 +1,42 @@
-"""Engines in processes of their own, so that one with drafts and one without can take turns."""
+"""An engine in a process of its own, so that one with drafts and one without can take turns.
+
+The process is ``python -m vllm_specext.measure.engine_process`` and answers one JSON line with another. The first line
+says what to load (``arguments`` and ``speculative``, as of `Engine`) and is answered with what was loaded. Every
+further line is a turn, with the arguments of `Engine.turn`. What vLLM prints goes to standard error, so that standard
+output has the answers alone. The process ends with its standard input.
+"""
 
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vllm_specext.bench.configurations import Configuration, served
-from vllm_specext.bench.turns import Answer, Turn
-from vllm_specext.demo.run import Speculation
-from vllm_specext.demo.server import ARGUMENTS, ENVIRONMENT, platform_arguments
+from vllm_specext.cli.serve import set_default_threads, users_error, vllm_distribution
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.arguments import ENVIRONMENT
+from vllm_specext.measure.engine import Engine
+from vllm_specext.measure.speculation import Speculation
+from vllm_specext.measure.turns import Answer, Turn
 
-SHARED_GPU = ("--gpu-memory-utilization=0.45",)
-"""Two engines or servers are up at once."""
 
+class EngineProcess:
+    """Loads when it is entered; a load or turn that fails is a ``ConfigurationError`` that calls the engine ``name``
+    and ends with the log."""
 
-class Engine:
-    """Loads when it is entered; a load or turn that fails is a ``ConfigurationError`` that ends with the log."""
-
-    def __init__(self, configuration: Configuration, target: str | None, arguments: Sequence[str], log: Path) -> None:
-        self.name = configuration.name
+    def __init__(self, name: str, arguments: Sequence[str], speculative: dict[str, Any] | None, log: Path) -> None:
+        self.name = name
         self.log = log
-        self._request = {
-            "arguments": [f"--model={served(target)}", *vllm_arguments(target, arguments)],
-            "speculative": configuration.speculative,
-        }
+        self._request = {"arguments": list(arguments), "speculative": speculative}
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> "EngineProcess":
         with self.log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "vllm_specext.bench.engine_process"],
+                [sys.executable, "-m", "vllm_specext.measure.engine_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -53,9 +56,8 @@ class Engine:
         self._end()
 
     def turn(self, prompts: Sequence[list[int]], tokens: int, concurrency: int, nodes: int | None = None) -> Turn:
-        """Greedy answers of up to ``tokens`` to all ``prompts``, ``concurrency`` at a time."""
-        asked = {"prompts": list(prompts), "tokens": tokens, "concurrency": concurrency, "nodes": nodes}
-        found = self._ask(asked)
+        """Ask the engine as `Engine.turn` does."""
+        found = self._ask({"prompts": list(prompts), "tokens": tokens, "concurrency": concurrency, "nodes": nodes})
         told = found["speculation"]
         return Turn(
             [Answer(**answer) for answer in found["answers"]],
@@ -90,14 +92,27 @@ class Engine:
             self.process.wait()
 
 
-def vllm_arguments(target: str | None, arguments: Sequence[str]) -> list[str]:
-    """For an engine or a server that shares the machine with another: the demonstration's for the bundled target, then
-    the user's. No prefix cache, so that a prompt costs the same in every round."""
-    import torch
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
 
-    own = ["--no-enable-prefix-caching"]
-    if target is None:
-        own += [*ARGUMENTS, *platform_arguments()]
-    elif torch.cuda.is_available():
-        own += SHARED_GPU
-    return [*own, *arguments]
+    def reply(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=out, flush=True)
+
+    set_default_threads()
+    with vllm_distribution():
+        request = json.loads(sys.stdin.readline())
+        try:
+            engine = Engine(**request)
+        except Exception as error:
+            if ours := users_error(error):
+                reply({"error": str(ours)})
+                return
+            raise
+        reply(engine.facts())
+        for line in sys.stdin:
+            reply(asdict(engine.turn(**json.loads(line))))
+
+
+if __name__ == "__main__":
+    main()

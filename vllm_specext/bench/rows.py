@@ -1,48 +1,15 @@
-"""One turn of one configuration (all prompts, so many at a time), and turns next to plain decoding as a row of figures.
+"""Turns next to plain decoding as a row of figures, with the names of ``vllm bench serve``'s JSON where it has one.
 
-Rows have the names of ``vllm bench serve``'s JSON where it has one. ``speedup`` is the median over the rounds of this
-configuration's ``output_throughput`` divided by that of plain decoding measured just before it.
+``speedup`` is the median over the rounds of this configuration's ``output_throughput`` divided by that of plain
+decoding measured just before it.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_specext.bench.counters import vllm_keys
-from vllm_specext.demo.run import Speculation
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Token ids, and seconds from the request to its first token and to its end."""
-
-    tokens: list[int]
-    first_token: float
-    latency: float
-    prompt_tokens: int
-
-    @property
-    def per_token(self) -> float:
-        """Seconds per token after the first one."""
-        return (self.latency - self.first_token) / max(1, len(self.tokens) - 1)
-
-
-@dataclass(frozen=True)
-class Turn:
-    answers: list[Answer]
-    duration: float
-    """Seconds from the first request to the last answer."""
-    speculation: Speculation = field(default_factory=Speculation)
-
-    @property
-    def tokens(self) -> list[list[int]]:
-        return [answer.tokens for answer in self.answers]
-
-    @property
-    def output_throughput(self) -> float:
-        """Tokens per second."""
-        return sum(map(len, self.tokens)) / self.duration
+from vllm_specext.measure.speculation import Speculation
+from vllm_specext.measure.turns import Answer, Turn, same_tokens, speedups
 
 
 def summarised(own: Sequence[Turn], plain: Sequence[Turn]) -> dict[str, Any]:
@@ -50,12 +17,12 @@ def summarised(own: Sequence[Turn], plain: Sequence[Turn]) -> dict[str, Any]:
     answers = [answer for turn in own for answer in turn.answers]
     throughputs = [turn.output_throughput for turn in own]
     duration = sum(turn.duration for turn in own)
-    ratios = [mine.output_throughput / other.output_throughput for mine, other in zip(own, plain, strict=True)]
+    speedup = speedups(own, plain)
     return {
-        "identical": all(mine.tokens == other.tokens for mine, other in zip(own, plain, strict=True)),
-        "speedup": round(statistics.median(ratios), 3),
-        "speedup_lowest": round(min(ratios), 3),
-        "speedup_highest": round(max(ratios), 3),
+        "identical": same_tokens(own, plain),
+        "speedup": speedup.median,
+        "speedup_lowest": speedup.lowest,
+        "speedup_highest": speedup.highest,
         "rounds": len(own),
         "duration": round(duration, 3),
         "completed": len(answers),
@@ -73,6 +40,12 @@ def summarised(own: Sequence[Turn], plain: Sequence[Turn]) -> dict[str, Any]:
     }
 
 
+def over_no_nodes(own: Sequence[Turn], without: Sequence[Turn]) -> dict[str, float]:
+    """Speed relative to the same engine where nothing is drafted, ``without[i]`` being the turn next to ``own[i]``."""
+    ratio = speedups(own, without)
+    return {"ratio_to_no_nodes": ratio.median, "lowest_ratio": ratio.lowest, "highest_ratio": ratio.highest}
+
+
 def milliseconds(name: str, answers: Sequence[Answer], of: Callable[[Answer], float]) -> dict[str, float]:
     values = sorted(1000 * of(answer) for answer in answers)
     return {
@@ -88,3 +61,19 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def vllm_keys(told: Speculation) -> dict[str, Any]:
+    """The counts with the names of ``vllm bench serve``'s JSON. A drafted token of a tree is a node, its position its
+    depth."""
+    if not told.verifications:
+        return {}
+    accepted = sum(told.accepted)
+    return {
+        "spec_decode_acceptance_rate": round(100 * accepted / told.nodes, 2) if told.nodes else 0.0,
+        "spec_decode_acceptance_length": told.acceptance_length,
+        "spec_decode_num_drafts": int(told.verifications),
+        "spec_decode_draft_tokens": int(told.nodes),
+        "spec_decode_accepted_tokens": int(accepted),
+        "spec_decode_per_position_acceptance_rates": [told.per_verification(count) for count in told.accepted],
+    }

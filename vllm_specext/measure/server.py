@@ -20,66 +20,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.arguments import ENVIRONMENT, bundled_arguments, on_gpu
+from vllm_specext.measure.bundled import TARGET
+from vllm_specext.measure.speculation import Speculation, counted
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
-MODELS = Path(__file__).parent / "models"
-TARGET = MODELS / "target"
-GRIFFIN_CHAIN: dict[str, Any] = {
-    "method": "griffin",
-    "model": str(MODELS / "griffin"),
-    "num_speculative_tokens": 4,
-    "tree_top_k": 1,
-}
-GRIFFIN_TREE: dict[str, Any] = {
-    "method": "griffin",
-    "model": str(MODELS / "griffin"),
-    "num_speculative_tokens": 24,
-    "tree_top_k": 4,
-    "tree_depth": 4,
-    "num_speculative_tokens_per_batch_size": [[1, 16, 24]],
-}
-"""As deep as the chain is long, so that the two rows differ by the tree's width alone. On a CPU the default schedule
-would draft chains."""
-EAGLE3_TREE: dict[str, Any] = GRIFFIN_TREE | {"method": "eagle3-tree", "model": str(MODELS / "eagle3")}
-MOA_TREE: dict[str, Any] = GRIFFIN_TREE | {"method": "moa", "model": str(MODELS / "moa")}
-SWIFT: dict[str, Any] = {
-    "method": "swift",
-    "num_speculative_tokens": 8,
-    "num_speculative_tokens_per_batch_size": [[1, 16, 8]],
-    "swift_confidence": 0.3,
-    "swift_max_steps": 150,
-    "swift_switch_off": False,
-}
-"""For a small target, of which no draft is sure: chains go on for longer than by default. The search ends within the
-demonstration, and drafts go on where they lose, to be seen."""
-SLEM: dict[str, Any] = {
-    "method": "slem",
-    "model": str(MODELS / "foreign_bpe"),
-    "num_speculative_tokens": 4,
-    "draft_confidence": 0.2,
-}
-"""Of a small drafter, which is hardly ever sure: drafts go on for longer than by default."""
-TLI: dict[str, Any] = {"method": "tli", "model": str(MODELS / "foreign_bpe"), "num_speculative_tokens": 4}
-SLRS: dict[str, Any] = {"method": "slrs", "model": str(MODELS / "foreign_bytes"), "num_speculative_tokens": 2}
 HOST = "127.0.0.1"
 START_TIMEOUT = 900.0
 """Seconds until a server that still loads is given up; one takes 20 to 60, four together on two cores 60 to 120."""
 MEMORY = 5 << 29
 """Bytes that a server takes on a CPU, cache included: 2.1 GiB were seen."""
-
-ARGUMENTS = (
-    # In float32 two ways of computing the same logits do not disagree about the largest one.
-    "--dtype=float32",
-    "--max-model-len=1024",
-    "--max-num-seqs=16",
-    # Room for 16 requests of full length; by default vLLM takes most of the machine's memory.
-    "--kv-cache-memory-bytes=536870912",
-)
-CPU_ARGUMENTS = ("--enforce-eager",)  # no C++ compiler needed, and the start takes half the time
-GPU_ARGUMENTS = ("--gpu-memory-utilization=0.3",)  # what must be free at start; two servers share the GPU
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+SETTLING_SECONDS = 1.2
+"""vLLM's engine process keeps a core busy for a second after its last step, in case another request comes."""
 
 
 class ServerError(ConfigurationError):
@@ -87,7 +41,7 @@ class ServerError(ConfigurationError):
 
 
 class Server:
-    """``speculative`` is the ``--speculative-config``, or ``None`` for plain decoding."""
+    """A server of ``target``; ``speculative`` is the ``--speculative-config``, or ``None`` for plain decoding."""
 
     def __init__(
         self,
@@ -102,14 +56,14 @@ class Server:
         self.port = port or free_port()
         self.url = f"http://{HOST}:{self.port}"
         self.command = [sys.executable, "-m", "vllm_specext", "serve", str(target), "--served-model-name=bundled"]
-        self.command += [f"--host={HOST}", f"--port={self.port}", *ARGUMENTS, *platform_arguments(), *arguments]
+        self.command += [f"--host={HOST}", f"--port={self.port}", *bundled_arguments(), *arguments]
         if speculative is not None:
             self.command.append(f"--speculative-config={json.dumps(speculative)}")
         self.process: subprocess.Popen[bytes] | None = None
         self._launched = 0.0
 
     def start(self, tell: Callable[[str], None] = lambda _: None) -> "Server":
-        """Returns when the server answers; ``tell`` hears how long that takes, every second."""
+        """Return when the server answers; ``tell`` hears every second how long that takes."""
         try:
             self.launch()
             while not self.ready():
@@ -133,7 +87,7 @@ class Server:
             )
 
     def ready(self) -> bool:
-        """Whether it answers; `ServerError` where it never will."""
+        """Whether the server answers; `ServerError` where it never will."""
         if self._answers():
             return True
         assert self.process is not None
@@ -145,7 +99,7 @@ class Server:
 
     @property
     def age(self) -> float:
-        """Seconds since it was launched."""
+        """Seconds since the launch."""
         return time.monotonic() - self._launched
 
     def stop(self) -> None:
@@ -166,7 +120,7 @@ class Server:
         return sum(sample.value for sample in self.samples() if sample.name == name)
 
     def samples(self) -> "list[Sample]":
-        """What Prometheus would read now: every name and label set with its value."""
+        """Every name and label set with its value, as Prometheus would read them now."""
         from prometheus_client.parser import text_string_to_metric_families
 
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
@@ -189,8 +143,13 @@ class Server:
         self.stop()
 
 
+def speculation(server: Server) -> Speculation:
+    """The drafts that ``server`` has counted since its start."""
+    return counted(server.samples())
+
+
 def start_together(servers: Mapping[str, Server], tell: Callable[[str], None]) -> None:
-    """Returns when all of them answer; ``tell`` hears every second which do not yet.
+    """Return when all ``servers`` answer; ``tell`` hears every second which do not yet.
 
     On a CPU they load at the same time. On a GPU one after another: what one compiles, the next finds on the disk.
     """
@@ -212,23 +171,13 @@ def start_together(servers: Mapping[str, Server], tell: Callable[[str], None]) -
 
 
 def room(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """How many servers fit into the memory that is free, or that a container allows."""
+    """The number of servers that fit into the memory that is free, or that a container allows."""
     import psutil
 
     free = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # no control group, or "max"
         free = min(free, int(limit.read_text()))
     return free // MEMORY
-
-
-def on_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def platform_arguments() -> Sequence[str]:
-    return GPU_ARGUMENTS if on_gpu() else CPU_ARGUMENTS
 
 
 def free_port() -> int:

@@ -1,0 +1,72 @@
+"""The bundled models and prompts, and a ``--speculative-config`` of every method on them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "demo"
+MODELS = FOLDER / "models"
+TARGET = MODELS / "target"
+PROMPTS = FOLDER / "prompts.json"
+"""Held out: neither the target nor a drafter was trained on them."""
+MAX_TOKENS = 96
+"""Length of the longest answer to them where the demonstration's own figures are measured."""
+
+GRIFFIN_CHAIN: dict[str, Any] = {
+    "method": "griffin",
+    "model": str(MODELS / "griffin"),
+    "num_speculative_tokens": 4,
+    "tree_top_k": 1,
+}
+GRIFFIN_TREE: dict[str, Any] = {
+    "method": "griffin",
+    "model": str(MODELS / "griffin"),
+    "num_speculative_tokens": 24,
+    "tree_top_k": 4,
+    "tree_depth": 4,
+    "num_speculative_tokens_per_batch_size": [[1, 16, 24]],
+}
+"""A tree as deep as the chain is long, so that the two differ by the tree's width alone. On a CPU the default schedule
+would draft chains."""
+EAGLE3_TREE: dict[str, Any] = GRIFFIN_TREE | {"method": "eagle3-tree", "model": str(MODELS / "eagle3")}
+MOA_TREE: dict[str, Any] = GRIFFIN_TREE | {"method": "moa", "model": str(MODELS / "moa")}
+SWIFT: dict[str, Any] = {
+    "method": "swift",
+    "num_speculative_tokens": 8,
+    "num_speculative_tokens_per_batch_size": [[1, 16, 8]],
+    "swift_confidence": 0.3,
+    "swift_max_steps": 150,
+    "swift_switch_off": False,
+}
+"""A small target is never sure of a draft, so chains go on for longer than by default. The search ends within the
+demonstration. Drafts go on where they lose, to be seen."""
+SLEM: dict[str, Any] = {
+    "method": "slem",
+    "model": str(MODELS / "foreign_bpe"),
+    "num_speculative_tokens": 4,
+    "draft_confidence": 0.2,
+}
+"""A small drafter is hardly ever sure, so drafts go on for longer than by default."""
+TLI: dict[str, Any] = {"method": "tli", "model": str(MODELS / "foreign_bpe"), "num_speculative_tokens": 4}
+SLRS: dict[str, Any] = {"method": "slrs", "model": str(MODELS / "foreign_bytes"), "num_speculative_tokens": 2}
+
+Configurations = Sequence[tuple[str, dict[str, Any]]]
+"""Names, each with its ``--speculative-config``."""
+CONFIGURATIONS: Configurations = (
+    ("griffin-chain", GRIFFIN_CHAIN),
+    ("griffin-tree", GRIFFIN_TREE),
+    ("eagle3-tree", EAGLE3_TREE),
+    ("moa-tree", MOA_TREE),
+    ("swift", SWIFT),
+    ("slem", SLEM),
+    ("tli", TLI),
+    ("slrs", SLRS),
+)
+"""Every method once, GRIFFIN as a chain and as a tree; the demonstration's rows after plain decoding's."""
+
+
+def bundled_prompts() -> list[dict[str, str]]:
+    """The prompts, each with its ``text`` and its ``kind``, which is ``code`` or ``prose``."""
+    found: list[dict[str, str]] = json.loads(PROMPTS.read_text(encoding="utf-8"))
+    return found
