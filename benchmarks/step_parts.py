@@ -26,7 +26,7 @@ FUNCTIONS = (
     Watched("tree layout", f"{_TREES}.tree_steps:TreeSteps.begin", TREES),
     Watched("target", f"{_RUNNER}.execute_model"),
     # The target's; a drafter's own is part of its passes.
-    Watched("tree attention", "vllm_specext.engine.attention:tree_attention", TREES, within="target"),
+    Watched("tree attention", "vllm_specext.engine.verification.attention:tree_attention", TREES, within="target"),
     Watched("sampling and walk", f"{_RUNNER}.sample"),
     Watched("KV compaction", f"{_TREES}.tree_steps:TreeSteps.accept", TREES),
     Watched("first pass", f"{_VLLMS_SPECULATOR}.propose", VLLM_DRAFTS),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from scripts.markdown import code, table
-from vllm_specext.engine.catalogue import catalogue
+from vllm_specext.engine.changes.catalogue import catalogue
 from vllm_specext.refusals import FEATURES, refused
 from vllm_specext.registry import METHODS
 from vllm_specext.tree.budget import default_schedule, describe

@@ -7,6 +7,6 @@ Imports stay light here: if importing an entry point fails, vLLM skips the plug-
 
 def register() -> None:
     """Hook our methods into vLLM. Calling it again changes nothing."""
-    from vllm_specext.engine.patches import install
+    from vllm_specext.engine.hooks.patches import install
 
     install()

@@ -132,7 +132,7 @@ def mask_target_to_what_is_drafted() -> None:
 
 def go_on_after_what_was_cut_off() -> None:
     """A session's next turn follows drafts that were accepted beyond the last token of the turn before."""
-    import vllm_specext.engine.scheduling as scheduling
+    import vllm_specext.engine.scheduler.scheduling as scheduling
 
     stock = scheduling.with_draft_limits
 

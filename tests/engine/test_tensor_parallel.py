@@ -16,7 +16,7 @@ from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
 from tests.engine.test_swift import swift
 from tests.engine.workload import FOREIGN_BPE, FOREIGN_BYTES
-from vllm_specext.engine.rank_check import VARIABLE
+from vllm_specext.engine.verification.rank_check import VARIABLE
 
 Engines = Callable[..., Result]
 

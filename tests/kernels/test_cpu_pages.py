@@ -10,8 +10,8 @@ pytest.importorskip("vllm._custom_ops", exc_type=ImportError)
 from vllm import _custom_ops as ops
 from vllm.platforms import current_platform
 
-from vllm_specext.engine.attention import pages
-from vllm_specext.engine.cpu.unsupported import PLAIN_PAGES
+from vllm_specext.cpu_runner.unsupported import PLAIN_PAGES
+from vllm_specext.engine.verification.attention import pages
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="these are a CPU's pages")
 

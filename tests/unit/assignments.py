@@ -9,7 +9,7 @@ counts as vLLM's but the ``self`` of a method. So whoever assigns to another obj
 
 What it does not see: attributes that a subclass of vLLM's sets on its own ``self``; changes under a local name
 (``a = x.a; a[i] = ...``) or by a function that gets the object; ``vars(x)[...]`` and ``exec``. Overridden methods need
-no mark: ``test_guard.py`` holds them to ``engine/relied_on.py``.
+no mark: ``test_guard.py`` holds them to ``engine/changes/relied_on.py``.
 """
 
 import ast
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_specext.engine.catalogue import marks_of
+from vllm_specext.engine.changes.catalogue import marks_of
 
 WRAPPERS = ("wrap", "wrap_property", "put")
 DYNAMIC = "?"

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_specext.engine import attention
-from vllm_specext.engine.attention import attach, wrap_draft_layers, wrap_target_layers
+from vllm_specext.engine.verification import attention
+from vllm_specext.engine.verification.attention import attach, wrap_draft_layers, wrap_target_layers
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import TreeRows
 

@@ -15,7 +15,7 @@ from vllm_specext.cli import app, main
 from vllm_specext.cli.demo import as_table
 from vllm_specext.cli.serve import cpu_quota, set_default_threads, users_error, vllm_distribution
 from vllm_specext.demo.run import Answer, summarize, write
-from vllm_specext.engine.guard import installed_vllm
+from vllm_specext.engine.changes.guard import installed_vllm
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import CONFIGURATIONS
 from vllm_specext.measure.loops import is_loop
@@ -58,7 +58,7 @@ def test_what_the_report_shows_to_be_wrong_is_a_problem(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("vllm_specext.engine.report.facts", fails)
     lost = {"error display", "rows of trees"}
-    monkeypatch.setattr("vllm_specext.engine.catalogue.present", lambda entry: entry.name not in lost)
+    monkeypatch.setattr("vllm_specext.engine.changes.catalogue.present", lambda entry: entry.name not in lost)
     assert doctor_module.look().problems == [
         "vllm.v1.attention.backend.AttentionMetadata is missing, which 'rows of trees' adds vllm_specext_tree_rows to.",
         "sys.excepthook is missing, which 'error display' replaces.",
@@ -91,7 +91,7 @@ def test_the_version_is_one_line_that_names_vllms_too() -> None:
 
 
 def test_the_version_is_shown_where_there_is_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_specext.engine.guard.installed_vllm", lambda: None)
+    monkeypatch.setattr("vllm_specext.engine.changes.guard.installed_vllm", lambda: None)
     shown = CliRunner().invoke(app, ["--version"])
     assert (shown.exit_code, shown.output) == (0, f"vllm-specext {vllm_specext.__version__}, vLLM is not installed\n")
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_specext.engine.cpu import refuse_unsupported
+from vllm_specext.cpu_runner import refuse_unsupported
 from vllm_specext.errors import ConfigurationError
 
 

@@ -8,7 +8,7 @@ from vllm.config import VllmConfig
 from vllm.v1.outputs import DraftTokenIds
 
 from tests.unit.test_scheduling import configuration, deliver, drafted, request, scheduler
-from vllm_specext.engine import draft_switch
+from vllm_specext.engine.scheduler import draft_switch
 
 NODES = 8
 SWIFT = {

@@ -6,8 +6,8 @@ from textwrap import dedent
 
 import pytest
 
-from vllm_specext.engine import guard
-from vllm_specext.engine.catalogue import catalogue
+from vllm_specext.engine.changes import guard
+from vllm_specext.engine.changes.catalogue import catalogue
 from vllm_specext.errors import ConfigurationError
 
 
@@ -64,8 +64,9 @@ def test_every_method_of_vllms_that_we_override_is_checked() -> None:
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.worker.gpu.model_states.default import DefaultModelState
         import vllm_specext.engine, vllm_specext.methods
-        from vllm_specext.engine import guard, model_state
-        from vllm_specext.engine.scheduling import with_draft_limits
+        from vllm_specext.engine.changes import guard
+        from vllm_specext.engine import model_state
+        from vllm_specext.engine.scheduler.scheduling import with_draft_limits
 
         checked = {path.replace(":", ".") for path in guard.signatures()}
         classes = {with_draft_limits(Scheduler), model_state._for_trees(DefaultModelState)}

@@ -10,9 +10,9 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
-from vllm_specext.engine.catalogue import catalogue, present
-from vllm_specext.engine.error_display import _excepthook
-from vllm_specext.engine.replacements import Kind, Replacement
+from vllm_specext.engine.changes.catalogue import catalogue, present
+from vllm_specext.engine.changes.replacements import Kind, Replacement
+from vllm_specext.engine.hooks.error_display import _excepthook
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.registry import METHODS
 
@@ -45,7 +45,7 @@ def test_installing_twice_wraps_once() -> None:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.sampling_params import SamplingParams
 
-    from vllm_specext.engine.patches import install
+    from vllm_specext.engine.hooks.patches import install
 
     def replaced() -> list[Callable]:
         return [
@@ -69,7 +69,7 @@ def test_a_runner_that_was_loaded_before_the_plug_in_makes_our_speculators(monke
     import vllm.v1.worker.gpu.model_runner as runner
     import vllm.v1.worker.gpu.spec_decode as spec_decode
 
-    from vllm_specext.engine.patches import install
+    from vllm_specext.engine.hooks.patches import install
 
     install()
     monkeypatch.setattr(runner, "init_speculator", inspect.unwrap(spec_decode.init_speculator))
@@ -100,7 +100,7 @@ def test_asynchronous_scheduling_is_open_to_our_methods_and_to_those_it_was_open
     import vllm.config.speculative as speculative
     import vllm.config.vllm as config
 
-    from vllm_specext.engine.patches import install
+    from vllm_specext.engine.hooks.patches import install
 
     install()
     assert set(get_args(config.EagleModelTypes)) == {*get_args(speculative.EagleModelTypes), *METHODS}

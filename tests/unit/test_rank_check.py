@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributed
 
-from vllm_specext.engine.rank_check import VARIABLE, RankCheck, fingerprint, steps_between
+from vllm_specext.engine.verification.rank_check import VARIABLE, RankCheck, fingerprint, steps_between
 
 
 def test_a_fingerprint_depends_on_every_value_and_on_its_place() -> None:

@@ -8,14 +8,14 @@ from textwrap import dedent
 import pytest
 
 from tests.unit.assignments import NOT_SEARCHED, read, read_file, unlisted, unmade
-from vllm_specext.engine.catalogue import PACKAGE, marks_in
-from vllm_specext.engine.replacements import replaces
-from vllm_specext.engine.wrapping import put, wrap, wrap_property
+from vllm_specext.engine.changes.catalogue import PACKAGE, marks_in
+from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.changes.wrapping import put, wrap, wrap_property
 
 OURS = {
     # Our own classes.
     ("engine/foreign.py", "text", "cached"),
-    ("engine/runner_parts.py", "speculator", "req_states"),
+    ("engine/hooks/runner_parts.py", "speculator", "req_states"),
     ("methods/foreign_vocab/slem.py", "active.texts[place]", "cached"),
     ("methods/griffin/speculator.py", "drafter", "logits_processor"),
     ("methods/moa/speculator.py", "drafter", "logits_processor"),
@@ -50,16 +50,16 @@ OURS = {
     ("cli/serve.py", "sys", "argv"),
     ("cli/serve.py", "sys", "path"),
     ("bench/vllm_bench.py", "sys", "argv"),
-    ("engine/wrapping.py", "sys", "meta_path"),
+    ("engine/changes/wrapping.py", "sys", "meta_path"),
     ("cli/demo.py", "table", "caption"),
-    ("engine/cpu/noise.py", "keys.flags", "writeable"),
+    ("cpu_runner/noise.py", "keys.flags", "writeable"),
     ("methods/foreign_vocab/fast.py", "own", "encode_special_tokens"),
     ("methods/foreign_vocab/native.py", "definition.normalizer_spec", "add_dummy_prefix"),
     # What makes replacements, and marks them.
-    ("engine/replacements.py", "function", "__replaces__"),
-    ("engine/wrapping.py", "owner", "?"),
-    ("engine/wrapping.py", "replacement", "__vllm_specext__"),
-    ("engine/wrapping.py", "spec.loader", "exec_module"),
+    ("engine/changes/replacements.py", "function", "__replaces__"),
+    ("engine/changes/wrapping.py", "owner", "?"),
+    ("engine/changes/wrapping.py", "replacement", "__vllm_specext__"),
+    ("engine/changes/wrapping.py", "spec.loader", "exec_module"),
 }
 """Assignments to objects that are not vLLM's: file, object and attribute."""
 
@@ -174,7 +174,7 @@ def test_nothing_is_replaced_by_a_function_without_a_mark_for_it() -> None:
 def test_the_list_is_read_without_vllm_and_without_torch() -> None:
     program = """
         import sys
-        from vllm_specext.engine.catalogue import catalogue
+        from vllm_specext.engine.changes.catalogue import catalogue
 
         assert len(catalogue()) > 40
         assert not {"vllm", "torch"} & {name.partition(".")[0] for name in sys.modules}

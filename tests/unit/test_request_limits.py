@@ -79,7 +79,7 @@ def test_stop_tokens_without_min_tokens_take_no_room(samplers: list[Any]) -> Non
 @pytest.mark.parametrize("ours", [True, False])
 def test_the_limits_hold_for_engines_with_our_methods_only(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
     from vllm_specext.engine import config
-    from vllm_specext.engine.front_end_patches import _process_inputs
+    from vllm_specext.engine.hooks.front_end_patches import _process_inputs
 
     monkeypatch.setattr(config, "is_ours", lambda speculative_config: speculative_config == "ours")
     engine = SimpleNamespace(vllm_config=SimpleNamespace(speculative_config="ours" if ours else "eagle"))

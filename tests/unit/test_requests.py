@@ -76,7 +76,7 @@ def test_a_switch_that_is_neither_true_nor_false_is_refused_by_name(value: Any) 
 
 def test_vllm_still_refuses_under_its_own_methods_what_we_allow() -> None:
     """Otherwise the wrapper of its check is no longer needed."""
-    from vllm_specext.engine.patches import install
+    from vllm_specext.engine.hooks.patches import install
 
     install()
     with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
@@ -100,7 +100,7 @@ def test_the_switch_is_checked_for_drawn_drafts_too_and_vllm_refuses_more_of_tho
     monkeypatch: pytest.MonkeyPatch, draws: bool
 ) -> None:
     from vllm_specext.engine import config
-    from vllm_specext.engine.front_end_patches import _validate_spec_decode
+    from vllm_specext.engine.hooks.front_end_patches import _validate_spec_decode
 
     monkeypatch.setattr(config, "is_ours", lambda _: True)
     ours = SimpleNamespace(options=SimpleNamespace(samples_drafts=draws))

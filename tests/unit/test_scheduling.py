@@ -21,7 +21,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from vllm_specext.engine.scheduling import with_draft_limits
+from vllm_specext.engine.scheduler.scheduling import with_draft_limits
 from vllm_specext.measure.bundled import GRIFFIN_CHAIN, TARGET
 from vllm_specext.tree.budget import TreeShape, default_schedule
 

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from vllm_specext.cli import launch
-from vllm_specext.engine import served_drafter as engine
+from vllm_specext.engine.hooks import served_drafter as engine
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import MODELS
 from vllm_specext.served_drafter import Served, of_folder, resolve, served_keys, write

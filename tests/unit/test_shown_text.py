@@ -8,7 +8,7 @@ import pytest
 from tests.unit.terminal import COLUMNS, Ended, in_a_pipe, on_a_terminal
 from vllm_specext.cli.doctor import change
 from vllm_specext.cli.methods import refused_methods, refused_to
-from vllm_specext.engine.catalogue import catalogue
+from vllm_specext.engine.changes.catalogue import catalogue
 from vllm_specext.refusals import refused_to as refused_by_the_engine
 from vllm_specext.registry import METHODS
 

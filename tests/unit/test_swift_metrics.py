@@ -18,7 +18,7 @@ from tests.unit.test_metrics import configure, log_lines, value
 from tests.unit.test_scheduling import request, scheduler
 from tests.unit.test_swift_keeping import be_sure_of
 from tests.unit.test_swift_search import chain, search, step
-from vllm_specext.engine.runner_patches import _sample_tokens
+from vllm_specext.engine.hooks.runner_patches import _sample_tokens
 from vllm_specext.measure.bundled import GRIFFIN_CHAIN
 from vllm_specext.methods.swift.metrics import SearchStats
 from vllm_specext.methods.swift.search.acceptance import AVERAGED_VERIFICATIONS

@@ -11,7 +11,7 @@ import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
 from torch import Tensor
 
-from vllm_specext.engine import warm_up
+from vllm_specext.engine.drafting import warm_up
 from vllm_specext.engine.graph_sizes import most_drafted
 from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.kernels.tree_attention import TreeRows

@@ -152,7 +152,7 @@ def engine_facts() -> dict[str, str]:
 
 
 def patches_there() -> list[dict[str, Any]]:
-    from vllm_specext.engine.catalogue import catalogue, present
+    from vllm_specext.engine.changes.catalogue import catalogue, present
 
     return [asdict(patch) | {"there": present(patch)} for patch in catalogue()]
 
@@ -177,7 +177,7 @@ def adapter_problems() -> list[str]:
     try:
         import transformers  # noqa: F401  # only whether it can be imported
 
-        from vllm_specext.engine.guard import problems
+        from vllm_specext.engine.changes.guard import problems
 
         return problems()
     except Exception as error:  # whatever a broken installation raises, this command's job is to report it

@@ -9,7 +9,7 @@ def show_version(asked: bool) -> None:
     """Print one line and end the command, if ``asked``. Neither torch nor vLLM is imported."""
     if not asked:
         return
-    from vllm_specext.engine.guard import installed_vllm
+    from vllm_specext.engine.changes.guard import installed_vllm
 
     vllm = installed_vllm()
     typer.echo(f"vllm-specext {vllm_specext.__version__}, {f'vLLM {vllm}' if vllm else 'vLLM is not installed'}")

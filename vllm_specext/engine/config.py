@@ -15,7 +15,7 @@ from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
 from vllm_specext.declaration import Declaration, Keeps
-from vllm_specext.engine.guard import require_supported_vllm
+from vllm_specext.engine.changes.guard import require_supported_vllm
 from vllm_specext.engine.registrations import register_drafter_formats, register_serving_models
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import ForeignOptions, MethodOptions, StockDrafterOptions, check_sizes, parse

@@ -6,7 +6,7 @@ from vllm.config import CompilationConfig, CUDAGraphMode, VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-from vllm_specext.engine.replacements import replaces
+from vllm_specext.engine.changes.replacements import replaces
 
 logger = init_logger(f"vllm.{__name__}")
 

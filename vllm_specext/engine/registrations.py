@@ -1,6 +1,6 @@
 """What our methods add to vLLM's own registries: drafters' classes, and names of checkpoint formats."""
 
-from vllm_specext.engine.replacements import replaces
+from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.registry import METHODS
 
 

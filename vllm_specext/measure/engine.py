@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_specext.engine.replacements import replaces
+from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.measure.speculation import Speculation, counted
 from vllm_specext.measure.turns import Answer, Turn
 

@@ -7,8 +7,8 @@ import vllm.v1.worker.gpu.spec_decode.eagle.speculator
 import vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator  # noqa: F401
 from triton.runtime.interpreter import InterpretedFunction
 
-from vllm_specext.engine.cpu.install import kernel_bodies
-from vllm_specext.engine.cpu.unsupported import KERNELS_WITHOUT_BODY, raising_body
+from vllm_specext.cpu_runner.install import kernel_bodies
+from vllm_specext.cpu_runner.unsupported import KERNELS_WITHOUT_BODY, raising_body
 
 # Launched only by the methods and the function of `install.replacements`.
 BEHIND_REPLACEMENTS = {

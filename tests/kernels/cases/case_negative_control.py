@@ -14,7 +14,7 @@ import compare
 import numpy as np
 import pytest
 
-from vllm_specext.engine.cpu import (
+from vllm_specext.cpu_runner import (
     drafting,
     inputs,
     logits_processing,

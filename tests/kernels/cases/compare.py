@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from vllm.triton_utils.dispatcher import KernelOverride
 
-from vllm_specext.engine.cpu.install import kernel_bodies, replacements
+from vllm_specext.cpu_runner.install import kernel_bodies, replacements
 
 # Bodies by the end of their kernel's name that the negative controls put in place of ours.
 WRONG: Mapping[str, Callable] = {}

@@ -15,7 +15,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor.layers.attention import Attention
 
-from vllm_specext.engine.attention import wrap_draft_layers
+from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
 from vllm_specext.engine.drafting.graphs import DraftGraphs
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, Roots, TreeGrower
@@ -26,7 +26,7 @@ from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.tree_draft import hand_over, hand_over_chains
 from vllm_specext.engine.drafting.tree_sizes import TreeSizes
-from vllm_specext.engine.replacements import replaces
+from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.engine.verification.layout import AcceptedPaths
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.expansion import best_tokens

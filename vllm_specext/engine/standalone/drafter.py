@@ -17,12 +17,12 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from vllm_specext.engine.attention import wrap_draft_layers
+from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.run_model import run_model
-from vllm_specext.engine.replacements import replaces
 from vllm_specext.engine.standalone.cache import StandaloneCache, TextRows
 from vllm_specext.engine.standalone.captured_passes import SINGLE, CapturedPasses, PassKind
+from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.methods.checkpoints import finite
 from vllm_specext.tree.topology import pack
 

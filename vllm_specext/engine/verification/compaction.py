@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vllm_specext.engine.attention import pages
+from vllm_specext.engine.verification.attention import pages
 from vllm_specext.engine.verification.layout import AcceptedPaths
 from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.pointers import Caches

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
-from vllm_specext.engine.attention import attach
+from vllm_specext.engine.verification.attention import attach
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.kernels.tree_layout import accepted_rows
 

@@ -13,11 +13,11 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-from vllm_specext.engine.attention import wrap_target_layers
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
 from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors
-from vllm_specext.engine.scoring import DrawnDraftVerifier, ScoringVerifier
+from vllm_specext.engine.verification.attention import wrap_target_layers
 from vllm_specext.engine.verification.sampler import TargetOnlyVerifier, TreeVerifier
+from vllm_specext.engine.verification.scoring import DrawnDraftVerifier, ScoringVerifier
 from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.engine.verification.tree_steps import TreeSteps
 

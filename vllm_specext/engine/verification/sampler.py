@@ -14,8 +14,8 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-from vllm_specext.engine.replacements import replaces
-from vllm_specext.engine.scoring import ScoringVerifier
+from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.verification.scoring import ScoringVerifier
 from vllm_specext.engine.verification.tree_steps import TreeSteps
 from vllm_specext.kernels.tree_walk import accept_chain, accept_tree
 

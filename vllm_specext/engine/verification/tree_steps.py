@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch import Tensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
-from vllm_specext.engine.replacements import replaces
+from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.verification.compaction import Compaction
 from vllm_specext.engine.verification.layout import AcceptedPaths, TreeLayout
 from vllm_specext.engine.verification.tree_states import TreeStates

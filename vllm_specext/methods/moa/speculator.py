@@ -22,7 +22,6 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
-from vllm_specext.engine.attention import wrap_draft_layers
 from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
 from vllm_specext.engine.drafting.graphs import DraftGraphs
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, Roots, TreeGrower
@@ -34,6 +33,7 @@ from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.target import language_model_of, logits_processor_of
 from vllm_specext.engine.drafting.tree_draft import hand_over, hand_over_chains
 from vllm_specext.engine.drafting.tree_sizes import TreeSizes
+from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.methods.moa.target_cache import TargetCache

@@ -26,6 +26,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.distributed import get_tp_group
 
 from vllm_specext.engine.drafting.cache_groups import cache_groups
+from vllm_specext.engine.drafting.fused_kernels import fused_kernels
 from vllm_specext.engine.drafting.graphs import DraftGraphs
 from vllm_specext.engine.drafting.growth import Roots
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
@@ -33,7 +34,6 @@ from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over
-from vllm_specext.engine.fused_kernels import fused_kernels
 from vllm_specext.engine.graph_sizes import few_sizes
 from vllm_specext.methods.swift.draft_tree import DraftTree, draft_tree, goes_on, right_tokens
 from vllm_specext.methods.swift.drafter import SelfDrafter

