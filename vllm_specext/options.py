@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.swift.sizes import MAX_DEPTH, NUM_CANDIDATES
 from vllm_specext.tree.budget import TreeShape, lookahead, pool_size, shape_for
+from vllm_specext.tree.swift_sizes import MAX_DEPTH, NUM_CANDIDATES
 
 MAX_DRAFT_TOKENS = 256
 """The most tokens of a draft. More never pay, and without a bound a typing error would allocate buffers for them."""

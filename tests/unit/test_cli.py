@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import vllm_specext
 from vllm_specext.cli import app, main
 from vllm_specext.cli.demo import as_table
-from vllm_specext.cli.serve import cpu_quota, set_default_threads, users_error, vllm_distribution
 from vllm_specext.demo.run import Answer, summarize, write
 from vllm_specext.engine.changes.guard import installed_vllm
 from vllm_specext.errors import ConfigurationError
@@ -22,6 +21,7 @@ from vllm_specext.measure.loops import is_loop
 from vllm_specext.measure.speculation import Speculation
 from vllm_specext.options import DrafterOptions
 from vllm_specext.registry import METHODS
+from vllm_specext.vllm_process import cpu_quota, set_default_threads, users_error, vllm_distribution
 
 doctor_module = import_module("vllm_specext.cli.doctor")
 COMMAND = [sys.executable, "-m", "vllm_specext"]

@@ -14,8 +14,9 @@ from tests.unit.tiny_llama import random_rows, tiny_llama
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.griffin.checkpoint import read_shape, read_tensors
 from vllm_specext.methods.griffin.model import GriffinDrafter
-from vllm_specext.training.acceptance import greedy_continuations, measure_acceptance
+from vllm_specext.training.acceptance import greedy_continuations
 from vllm_specext.training.features import Batch, FeatureRows
+from vllm_specext.training.griffin.acceptance import measure_acceptance
 from vllm_specext.training.griffin.train import GriffinRecipe, GriffinStep, new_griffin_drafter, train_griffin
 from vllm_specext.training.step import Progress
 

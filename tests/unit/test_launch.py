@@ -13,8 +13,8 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from vllm_specext.cli.launch import check, read_options, target_of
-from vllm_specext.cli.serve import users_error
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.vllm_process import users_error
 
 HOST = "127.0.0.1"
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.swift.sizes import GREEDY, SAMPLED
 from vllm_specext.options import GriffinOptions, MethodOptions, MoAOptions, SwiftOptions, check_sizes, parse
 from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.swift_sizes import GREEDY, SAMPLED
 
 GOOD = {"method": "griffin", "model": "drafter", "num_speculative_tokens": 4, "tree_top_k": 1}
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_specext.cli.serve import vllm_distribution
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.vllm_process import vllm_distribution
 
 WARM_UPS = 4
 """Requests at once before a measurement: the first ones wait for what vLLM compiles, n-gram lookup for seconds."""

@@ -14,13 +14,13 @@ from vllm_specext.cli.demo import demo
 from vllm_specext.cli.doctor import doctor
 from vllm_specext.cli.extras import absent
 from vllm_specext.cli.methods import methods
+from vllm_specext.cli.names import PROGRAM
 from vllm_specext.cli.pair import pair
 from vllm_specext.cli.serve import serve
 from vllm_specext.cli.swift import swift
 from vllm_specext.cli.version import show_version
 from vllm_specext.errors import ConfigurationError
 
-PROGRAM = "vllm-specext"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """The base class of typer's errors about arguments. Where it is defined depends on typer's version."""
 

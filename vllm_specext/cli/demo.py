@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vllm_specext.cli.extras import require
+from vllm_specext.cli.names import PROGRAM
 from vllm_specext.cli.outputs import check_file
 from vllm_specext.cli.ports import HIGHEST, check_free
 from vllm_specext.errors import ConfigurationError
@@ -92,7 +93,6 @@ def drawn(rows: "list[Row]", plot: Path) -> str:
 
 def serve_command() -> str:
     """The command to type next, in this folder and shell."""
-    from vllm_specext.cli import PROGRAM
     from vllm_specext.measure.bundled import MODELS
 
     program = PROGRAM if shutil.which(PROGRAM) else os.path.relpath(Path(sys.executable).with_name(PROGRAM))

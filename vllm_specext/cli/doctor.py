@@ -20,8 +20,8 @@ from rich.console import Console
 
 import vllm_specext
 from vllm_specext.cli.lines import show
-from vllm_specext.cli.serve import vllm_distribution
 from vllm_specext.cli.surroundings import PLUGINS, environment, machine, plugins
+from vllm_specext.vllm_process import vllm_distribution
 
 DISTRIBUTIONS = (
     "torch",

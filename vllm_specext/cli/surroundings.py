@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from vllm_specext.cli.serve import cpu_quota
+from vllm_specext.vllm_process import cpu_quota
 
 PLUGINS = "vllm.general_plugins"
 PREFIXES = ("VLLM_", "OMP_", "KMP_", "GOMP_", "CUDA_", "NCCL_", "RAY_", "HF_", "TORCH", "PYTORCH_", "TRITON_")

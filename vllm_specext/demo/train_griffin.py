@@ -18,8 +18,8 @@ from transformers import LlamaForCausalLM
 
 from vllm_specext import served_drafter
 from vllm_specext.demo.training_text import CHAIN, PROMPT, arguments, held_out_rows, state_file, training_rows
-from vllm_specext.training.acceptance import measure_acceptance
 from vllm_specext.training.features import FeatureRows
+from vllm_specext.training.griffin.acceptance import measure_acceptance
 from vllm_specext.training.griffin.train import GriffinRecipe, new_griffin_drafter, train_griffin
 
 

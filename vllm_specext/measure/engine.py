@@ -60,8 +60,8 @@ class Engine:
     )
     def set_nodes(self, nodes: int) -> None:
         """Draft ``nodes`` at every load, in an engine whose configuration has a schedule."""
-        lookup = self.core.scheduler.dynamic_sd_lookup
-        lookup[:] = [nodes] * len(lookup)
+        sizes = len(self.core.scheduler.dynamic_sd_lookup)
+        self.core.scheduler.dynamic_sd_lookup[:] = [nodes] * sizes
 
     def turn(
         self,

@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vllm_specext.cli.serve import set_default_threads, users_error, vllm_distribution
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.arguments import ENVIRONMENT
 from vllm_specext.measure.engine import Engine
 from vllm_specext.measure.speculation import Speculation
 from vllm_specext.measure.turns import Answer, Turn
+from vllm_specext.vllm_process import set_default_threads, users_error, vllm_distribution
 
 
 class EngineProcess:

@@ -6,7 +6,7 @@ import platform
 
 def machine() -> str:
     """The system, the architecture and the number of cores that may be used."""
-    from vllm_specext.cli.serve import cpu_quota
+    from vllm_specext.vllm_process import cpu_quota
 
     visible = len(os.sched_getaffinity(0))
     return f"{platform.system()} {platform.machine()}, {min(visible, cpu_quota() or visible)} cores"

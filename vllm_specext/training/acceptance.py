@@ -12,10 +12,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from vllm_specext.methods.griffin.model import GriffinDrafter
-from vllm_specext.training.features import target_features
-from vllm_specext.training.griffin.passes import simulate_chains
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -27,15 +23,6 @@ class Acceptance:
     rate_at_depth: tuple[float, ...]
     """The share of positions at which the chain's first 1, 2, ... tokens are all accepted."""
     verifications: int
-
-
-@torch.no_grad()
-def measure_acceptance(
-    model: GriffinDrafter, target: "PreTrainedModel", rows: Tensor, prompt_length: int, chain: int = 4, batch: int = 16
-) -> Acceptance:
-    """Acceptance of GRIFFIN's greedy chains of ``chain`` tokens on ``rows`` ``[N, T]``, after ``prompt_length``."""
-    accepted = torch.cat([_accepted(model, target, part, chain) for part in rows.split(batch)])
-    return summarise(accepted, prompt_length, chain)
 
 
 def accepted_tokens(drafts: Tensor, rows: Tensor) -> Tensor:
@@ -55,11 +42,6 @@ def summarise(accepted: Tensor, prompt_length: int, chain: int) -> Acceptance:
         rate_at_depth=tuple(float((usable >= depth).float().mean()) for depth in range(1, chain + 1)),
         verifications=len(steps),
     )
-
-
-def _accepted(model: GriffinDrafter, target: "PreTrainedModel", rows: Tensor, chain: int) -> Tensor:
-    features = target_features(target, list(rows)).features[:, :-1]
-    return accepted_tokens(simulate_chains(model, target.lm_head.weight.float(), rows[:, 1:], features, chain), rows)
 
 
 def _walk(accepted: Sequence[int]) -> list[int]:

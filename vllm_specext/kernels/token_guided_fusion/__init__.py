@@ -9,37 +9,17 @@ It is one operator of torch, so that ``torch.compile`` leaves it whole and the n
 does not know, decides in each call what runs.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from vllm_specext.kernels.pointers import HAS_TRITON
 from vllm_specext.kernels.token_guided_fusion import naive
+from vllm_specext.kernels.token_guided_fusion.naive import FusionWeights
 
 FUSED_UP_TO_ROWS: dict[tuple[int, int], dict[torch.dtype, int]] = {}
 """Most rows for which the kernels' own products beat cuBLAS, by compute capability and dtype. Products of more rows are
 cuBLAS's, and the rest is the kernels'. To be filled by measurements only: none has been made, and what is not listed
 runs in torch."""
-
-
-class FusionWeights(NamedTuple):
-    """``d`` hidden size, ``i`` width of the MLP; all of one dtype, rows contiguous.
-
-    Under tensor parallelism ``up`` holds a rank's rows and ``down`` the same columns; the others are whole.
-    """
-
-    fc: Tensor
-    """``[d, 2 d]``: columns of the embedding, then of the feature."""
-    fc_bias: Tensor
-    """``[d]``."""
-    post_norm: Tensor
-    input_norm: Tensor
-    """``[d]`` each: the hidden state passes both in turn, the embedding the second."""
-    up: Tensor
-    """``[i, 2 d]``: columns of the hidden state, then of the embedding."""
-    down: Tensor
-    """``[d, i]``."""
 
 
 def fused_up_to_rows(device: torch.device, dtype: torch.dtype) -> int:

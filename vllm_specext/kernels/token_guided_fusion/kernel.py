@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from vllm_specext.kernels.token_guided_fusion import FusionWeights
+from vllm_specext.kernels.token_guided_fusion.naive import FusionWeights
 
 
 class Tile(NamedTuple):

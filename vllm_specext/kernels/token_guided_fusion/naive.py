@@ -3,14 +3,31 @@ every step, as the drafter of separate layers does."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-if TYPE_CHECKING:
-    from vllm_specext.kernels.token_guided_fusion import FusionWeights
+
+
+class FusionWeights(NamedTuple):
+    """``d`` hidden size, ``i`` width of the MLP; all of one dtype, rows contiguous.
+
+    Under tensor parallelism ``up`` holds a rank's rows and ``down`` the same columns; the others are whole.
+    """
+
+    fc: Tensor
+    """``[d, 2 d]``: columns of the embedding, then of the feature."""
+    fc_bias: Tensor
+    """``[d]``."""
+    post_norm: Tensor
+    input_norm: Tensor
+    """``[d]`` each: the hidden state passes both in turn, the embedding the second."""
+    up: Tensor
+    """``[i, 2 d]``: columns of the hidden state, then of the embedding."""
+    down: Tensor
+    """``[d, i]``."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

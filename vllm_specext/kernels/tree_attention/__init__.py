@@ -6,39 +6,15 @@ and drafting, where they are the last level of what has been drafted so far.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TypedDict
 
 from torch import Tensor
 
 from vllm_specext.kernels.pointers import HAS_TRITON
 from vllm_specext.kernels.tree_attention import naive
+from vllm_specext.kernels.tree_attention.naive import TreeRows
 
-
-@dataclass(frozen=True)
-class TreeRows:
-    """The query rows of a batch of ``R`` requests: the first ``num_rows`` rows of the query."""
-
-    block_table: Tensor
-    """``[R, blocks]`` int32."""
-    query_start_loc: Tensor
-    """``[R + 1]`` int32."""
-    prefix_lens: Tensor
-    """``[R]``: cache slots before the tree's first."""
-    visible: Tensor
-    """``[R, Q, W]`` int32 words: the tree nodes, by slot after the prefix, that each query row sees."""
-    num_rows: int
-    max_query_len: int
-    num_nodes: int
-    """Number of slots after the prefix that any bit may name."""
-    max_seq_len: int
-    """Upper bound of prefix and tree together."""
-
-    @cached_property
-    def plan(self) -> naive.Plan:
-        """Indices and mask, the same for all layers of a step that have the same pages."""
-        return naive.plan(self)
+__all__ = ["LayerArguments", "Scales", "TreeRows", "tree_attention", "variant"]
 
 
 class LayerArguments(TypedDict):

@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.kernels.tree_attention.naive import TreeRows
 
 QUERY_TILE_BYTES = 32 * 1024
 KEY_TILE_BYTES = 16 * 1024  # with two stages of keys and values 96 KiB in all: within what every GPU since Ampere has

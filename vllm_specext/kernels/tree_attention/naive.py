@@ -7,7 +7,7 @@ cache.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,8 +15,31 @@ from torch.nn import functional as F
 
 from vllm_specext.tree.topology import unpack
 
-if TYPE_CHECKING:
-    from vllm_specext.kernels.tree_attention import TreeRows
+
+
+@dataclass(frozen=True)
+class TreeRows:
+    """The query rows of a batch of ``R`` requests: the first ``num_rows`` rows of the query."""
+
+    block_table: Tensor
+    """``[R, blocks]`` int32."""
+    query_start_loc: Tensor
+    """``[R + 1]`` int32."""
+    prefix_lens: Tensor
+    """``[R]``: cache slots before the tree's first."""
+    visible: Tensor
+    """``[R, Q, W]`` int32 words: the tree nodes, by slot after the prefix, that each query row sees."""
+    num_rows: int
+    max_query_len: int
+    num_nodes: int
+    """Number of slots after the prefix that any bit may name."""
+    max_seq_len: int
+    """Upper bound of prefix and tree together."""
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Indices and mask, the same for all layers of a step that have the same pages."""
+        return plan(self)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vllm_specext.methods.swift.sizes import GREEDY, SAMPLED
+from vllm_specext.tree.swift_sizes import GREEDY, SAMPLED
 from vllm_specext.tree.topology import Topology, pack
 
 

@@ -1,0 +1,3 @@
+"""What the command line is called."""
+
+PROGRAM = "vllm-specext"
