@@ -2,9 +2,10 @@
 # Variables: FLAVOUR=cpu|gpu, PYTHON=python3.12, PIP_OPTIONS="...", TORCH_INDEX=ADDRESS, VENV=.venv (see scripts/setup.sh), PYTEST_ARGS="...", WORKERS=2
 
 VENV ?= .venv
-# An engine under test works on one core, so two files are run at once; two would not share a GPU.
+# An engine under test works on one core, so two files are run at once (tests/conftest.py: which, and in which order);
+# two would not share a GPU.
 WORKERS ?= $(shell command -v nvidia-smi > /dev/null && echo 0 || echo 2)
-PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS)
 BIN := $(VENV)/bin
 export VENV FLAVOUR PYTHON PIP_OPTIONS TORCH_INDEX
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.test_bad_input import FILES, copy_of_drafter, drop
+from tests.e2e.launches import copy_of_drafter, drop, truncate
 from vllm_specext.served_drafter import served_keys
 
 Prepare = Callable[[Path], object]
@@ -45,7 +45,7 @@ def command(line: str, *names: str, prepare: Prepare = nothing, without: str | N
 
 
 def truncated(folder: Path) -> None:
-    copy_of_drafter("griffin", folder, FILES["a truncated file"][0])
+    copy_of_drafter("griffin", folder, truncate)
 
 
 def file(name: str, text: str) -> Prepare:

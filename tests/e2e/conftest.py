@@ -1,4 +1,5 @@
-"""Servers on the bundled models, each started once: vLLM alone, the plug-in unused, and one of every method."""
+"""Servers on the bundled models, each started once: vLLM alone, the plug-in unused, one of every method, and one that
+wants a key."""
 
 import json
 import os
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from vllm_specext.measure.bundled import GRIFFIN_TREE, MOA_TREE, PROMPTS, SLEM, SWIFT
+from vllm_specext.measure.bundled import GRIFFIN_TREE, MOA_TREE, MODELS, PROMPTS, SLEM, SWIFT
 from vllm_specext.measure.server import Server
 
 # Servers that run side by side must not be bound to the same cores.
@@ -19,6 +20,7 @@ Client = Callable[[Server], OpenAI]
 GRIFFIN = GRIFFIN_TREE
 DEPTH: int = GRIFFIN["tree_depth"]
 """Most drafted tokens that one verification accepts."""
+KEY = "sk-an-operators-secret"
 
 
 @pytest.fixture(scope="session")
@@ -49,28 +51,32 @@ def griffin(logs: Path) -> Iterator[Server]:
         yield server.start()
 
 
-@pytest.fixture(scope="module")  # where it is used, so that it does not take memory from the other servers' tests
-def moa(logs: Path) -> Iterator[Server]:
-    with Server(logs / "moa.log", MOA_TREE) as server:
+@pytest.fixture(scope="session", params=["griffin", "moa", "swift", "slem"])
+def drafting(request: pytest.FixtureRequest, logs: Path) -> Iterator[Server]:
+    """A server of each method. Those that only these tests use end before the next begins, for the memory they take.
+
+    SWIFT's keeps what it finds in ``swift.json`` beside its log.
+    """
+    if request.param == "griffin":
+        yield request.getfixturevalue("griffin")
+        return
+    swift = SWIFT | {"swift_save": str(logs / "swift.json")}
+    with Server(
+        logs / f"{request.param}.log", {"moa": MOA_TREE, "swift": swift, "slem": SLEM}[request.param]
+    ) as server:
         yield server.start()
 
 
-@pytest.fixture(scope="module")
-def swift(logs: Path) -> Iterator[Server]:
-    """Keeps what it finds in ``swift.json`` beside its log."""
-    with Server(logs / "swift.log", SWIFT | {"swift_save": str(logs / "swift.json")}) as server:
-        yield server.start()
-
-
-@pytest.fixture(scope="module")
-def slem(logs: Path) -> Iterator[Server]:
-    with Server(logs / "slem.log", SLEM) as server:
+@pytest.fixture(scope="session")
+def served(logs: Path) -> Iterator[Server]:
+    """A drafter that is served by its own name, to clients that have the ``KEY``."""
+    with Server(logs / "served.log", target=MODELS / "griffin", arguments=(f"--api-key={KEY}",)) as server:
         yield server.start()
 
 
 @pytest.fixture(scope="session")
 def client() -> Client:
-    return lambda server: OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    return lambda server: OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=600)
 
 
 @pytest.fixture(scope="session")

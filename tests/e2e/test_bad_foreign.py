@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_bad_input import (
+from tests.e2e.launches import (
     WEIGHTS,
     Edit,
     assert_one_sentence,

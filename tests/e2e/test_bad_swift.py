@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_bad_input import assert_one_sentence, configure, copy_of_target, refusal
+from tests.e2e.launches import assert_one_sentence, configure, copy_of_target, refusal
 
 SWIFT = {"method": "swift"}
 FOUND = {

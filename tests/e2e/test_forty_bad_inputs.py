@@ -1,4 +1,8 @@
-"""Whatever is wrong with a command line is said in one sentence, without a terminal, at 80 columns, within 15 s."""
+"""Whatever is wrong with a command line is said in one sentence, without a terminal, at 80 columns, within 15 s.
+
+Some of the commands are started as a user starts them, and timed. The others run in processes that find vLLM imported
+(``tests/forks.py``); ``make test-all`` starts them as well.
+"""
 
 import os
 import re
@@ -8,9 +12,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import forks
 from tests.e2e.bad_inputs import BAD_INPUTS, BadInput
 from vllm_specext.measure.arguments import ENVIRONMENT
 from vllm_specext.measure.bundled import MODELS, TARGET
@@ -31,10 +37,47 @@ PathFinder.find_spec = lambda name, *places: None if name == hidden else find_sp
 """As ``sitecustomize``: the package is not there, for imports and for those that ask."""
 
 
-def run(case: BadInput, folder: Path, port: int) -> subprocess.CompletedProcess[str]:
+STARTED = {
+    "a misspelt key",  # refused before vLLM is imported
+    "more nodes than a tree has",  # by our part of vLLM's configuration
+    "an option of vLLM's",  # by vLLM's own parser
+    "a target that cannot be fetched",  # by vLLM, and put into our words
+    "an output that cannot be made",
+    "no such command",
+    "no such option",
+    "no such option of the doctor",
+    "rows in a folder",
+    "a damaged tokenizer",
+    "a set that is no JSON",
+    *(name for name, case in BAD_INPUTS.items() if case.without is not None),
+}
+"""One of each kind, by command and by who refuses it; all for which a package has to be hidden from the start."""
+
+
+def ways() -> Iterator[Any]:
+    for name in BAD_INPUTS:
+        yield pytest.param(name, True, id=name, marks=() if name in STARTED else pytest.mark.extended)
+        if name not in STARTED:
+            yield pytest.param(name, False, id=f"{name}, with vLLM imported")
+
+
+def call(arguments: list[str]) -> None:
+    """As ``python -m vllm_specext`` does."""
+    from vllm_specext.cli import main
+
+    sys.argv = ["vllm-specext", *arguments]
+    main()
+
+
+def run(case: BadInput, folder: Path, port: int, is_started: bool) -> subprocess.CompletedProcess[str]:
     own = {"TARGET": str(TARGET), "BUNDLED": str(MODELS), "PORT": str(port)}
     arguments = [re.sub("|".join(own), lambda word: own[word[0]], argument) for argument in case.arguments]
     environment = os.environ | ENVIRONMENT | {"COLUMNS": "80"}
+    if not is_started:
+        streams = folder.with_name(f"{folder.name}-printed")
+        return forks.run(
+            f"{__name__}:call", arguments, environment=environment, folder=folder, streams=streams, seconds=300
+        )
     if case.without is not None:
         (folder / "hiding").mkdir()
         (folder / "hiding" / "sitecustomize.py").write_text(HIDE)
@@ -67,17 +110,19 @@ def taken() -> Iterator[int]:
 
 def test_there_are_forty_and_more() -> None:
     assert len(BAD_INPUTS) >= 40
-    assert {case.arguments[0] for case in BAD_INPUTS.values()} >= {
-        *("serve", "demo", "bench", "pair", "swift", "methods", "doctor")
-    }
+    assert BAD_INPUTS.keys() >= STARTED
+    for names in (BAD_INPUTS, STARTED):
+        assert {BAD_INPUTS[name].arguments[0] for name in names} >= {
+            *("serve", "demo", "bench", "pair", "swift", "methods", "doctor")
+        }
 
 
-@pytest.mark.parametrize("name", BAD_INPUTS)
-def test_a_bad_input_is_one_sentence(name: str, tmp_path: Path, taken: int) -> None:
+@pytest.mark.parametrize(("name", "is_started"), list(ways()))
+def test_a_bad_input_is_one_sentence(name: str, is_started: bool, tmp_path: Path, taken: int) -> None:
     case = BAD_INPUTS[name]
     case.prepare(tmp_path)
     before = processor_time()
-    done = run(case, tmp_path, taken)
+    done = run(case, tmp_path, taken, is_started)
     used = processor_time() - before
     assert done.returncode != 0
     assert "Traceback" not in done.stdout + done.stderr

@@ -26,12 +26,6 @@ CHAT: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=["griffin", "moa", "swift", "slem"])
-def drafting(request: pytest.FixtureRequest) -> Server:
-    server: Server = request.getfixturevalue(request.param)
-    return server
-
-
 def complete(client: OpenAI, prompt: str, *, extra: dict[str, Any] | None = None, **options: Any) -> Any:
     """``extra``: vLLM's additions to the protocol."""
     return client.completions.create(
@@ -91,21 +85,22 @@ def test_our_metrics_add_up_to_vllms(griffin: Server, with_drafts: OpenAI, promp
     assert griffin.metric("vllm:specext_acceptance_length_sum") == drafts + accepted
 
 
+@pytest.mark.parametrize("drafting", ["swift"], indirect=True)
 def test_the_search_is_seen_in_prometheus_and_in_the_log_and_kept(
-    swift: Server, client: Client, prompts: list[str]
+    drafting: Server, client: Client, prompts: list[str]
 ) -> None:
-    before = swift.metric("vllm:specext_swift_search_steps_total")
-    complete(client(swift), prompts[0], max_tokens=96, extra={"ignore_eos": True})
-    samples = {sample.name: sample.value for sample in swift.samples() if "specext_swift" in sample.name}
+    before = drafting.metric("vllm:specext_swift_search_steps_total")
+    complete(client(drafting), prompts[0], max_tokens=96, extra={"ignore_eos": True})
+    samples = {sample.name: sample.value for sample in drafting.samples() if "specext_swift" in sample.name}
     assert set(SEARCH_METRICS) <= set(samples)
     assert 0 < samples["vllm:specext_swift_matchness"] <= 1
     assert samples["vllm:specext_swift_acceptance"] > 0.3
     steps = samples["vllm:specext_swift_search_steps_total"]
     assert steps > before or steps > SWIFT["swift_max_steps"]
     assert samples["vllm:specext_swift_set_version"] >= 1
-    found = read_found(swift.log.with_suffix(".json"))
+    found = read_found(drafting.log.with_suffix(".json"))
     assert found.target.layers == 12
-    assert f"SWIFT skips {found.skipped}: " in swift.log.read_text()
+    assert f"SWIFT skips {found.skipped}: " in drafting.log.read_text()
 
 
 def test_our_metrics_are_absent_without_our_methods(griffin: Server, unused: Server) -> None:

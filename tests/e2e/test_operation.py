@@ -1,7 +1,6 @@
 """What an operator sees of a server: its start-up log, what is not in the log, and what two engines at once do."""
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError, OpenAI
 
-from tests.e2e.conftest import Client
+from tests.e2e.conftest import KEY, Client
 from tests.e2e.test_openai_client import complete
 from vllm_specext.measure.bundled import GRIFFIN_CHAIN, GRIFFIN_TREE
 from vllm_specext.measure.server import Server, speculation
@@ -37,29 +36,20 @@ ALWAYS = {
     "Verification": "the target's own sampler",
     "CUDA graphs of drafts": "none",
 }
-KEY = "sk-an-operators-secret"
 PROMPT = "def unmistakable_prompt_of_a_client():"
 
 
-@pytest.mark.parametrize("method", START_UP)
-def test_the_start_up_log_has_one_line_per_fact(method: str, request: pytest.FixtureRequest) -> None:
-    server: Server = request.getfixturevalue(method)
-    text = server.log.read_text()
+def test_the_start_up_log_has_one_line_per_fact(drafting: Server) -> None:
+    text, method = drafting.log.read_text(), drafting.log.stem
     for name, fact in ({"Speculative method": method} | ALWAYS | START_UP[method]).items():
         lines = re.findall(rf"(?m)\] {re.escape(name)}: (.*)$", text)
         assert len(lines) == 1, (name, lines)
         assert re.fullmatch(fact, lines[0]), (name, lines)
 
 
-@pytest.fixture(scope="module")
-def locked(logs: Path) -> Iterator[Server]:
-    with Server(logs / "locked.log", GRIFFIN_CHAIN, arguments=(f"--api-key={KEY}",)) as server:
-        yield server.start()
-
-
-def test_neither_prompts_nor_answers_nor_keys_are_logged(locked: Server) -> None:
+def test_neither_prompts_nor_answers_nor_keys_are_logged(served: Server) -> None:
     def client(key: str) -> OpenAI:
-        return OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0, timeout=600)
+        return OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0, timeout=600)
 
     whole = complete(client(KEY), PROMPT).choices[0].text
     answer: Any = client(KEY).chat.completions.create(
@@ -76,7 +66,7 @@ def test_neither_prompts_nor_answers_nor_keys_are_logged(locked: Server) -> None
         with pytest.raises(APIStatusError) as refused:
             complete(client(key), PROMPT, **options)  # type: ignore[arg-type]
         assert refused.value.status_code == status
-    text = locked.log.read_text()
+    text = served.log.read_text()
     assert "401 Unauthorized" in text  # requests are logged, and that is all of them
     assert not [secret for secret in (KEY, "sk-another-key", PROMPT, whole[:20]) if secret in text]
 

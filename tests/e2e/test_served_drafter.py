@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.conftest import Client
-from tests.e2e.test_bad_input import configure, edit_config
+from tests.e2e.launches import configure, edit_config
 from tests.e2e.test_openai_client import complete
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import MODELS
@@ -21,12 +20,6 @@ from vllm_specext.measure.server import Server, speculation
 from vllm_specext.served_drafter import served_keys
 
 METHODS = {"griffin": "griffin", "moa": "moa", "eagle3": "eagle3-tree"}
-
-
-@pytest.fixture(scope="module")
-def served(logs: Path) -> Iterator[Server]:
-    with Server(logs / "served.log", target=MODELS / "griffin") as server:
-        yield server.start()
 
 
 def test_a_drafter_served_by_its_own_name_drafts_and_answers_as_plain_decoding(

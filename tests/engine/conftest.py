@@ -1,5 +1,8 @@
-"""One engine start per configuration: engines run in their own process and their results are kept for the session."""
+"""One engine start per configuration: engines run in their own process and their results are kept for the session, for
+all workers."""
 
+import fcntl
+import hashlib
 import json
 import os
 import subprocess
@@ -9,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests import forks
 from tests.engine.workload import DRAFTS, EAGLE3, GRIFFIN, MOA, TARGET, requests
 
 ROUND = requests(36)
@@ -70,35 +75,52 @@ class Engines:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.results: dict[str, Result] = {}
 
     def __call__(self, llm: dict[str, Any], *, v2: bool = True, **switches: Any) -> Result:
-        spec = json.dumps({"rounds": [ROUND, AGAIN]} | {"llm": ROOMY | llm, **switches}, sort_keys=True)
-        key = f"{v2} {spec}"
-        if key not in self.results:
-            self.results[key] = self._run(spec, v2)
-        return self.results[key]
+        spec = {"rounds": [ROUND, AGAIN]} | {"llm": ROOMY | llm, **switches}
+        text = json.dumps(spec, sort_keys=True)
+        stem = self.folder / hashlib.sha256(f"{v2} {text}".encode()).hexdigest()[:24]
+        out = stem.with_suffix(".json")
+        with stem.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may ask for the same
+            if not out.exists():
+                stem.with_suffix(".spec").write_text(text)
+                self._run(stem, v2, spawns=bool({"tensor_parallel_size", "ray"} & (spec | spec["llm"]).keys()))
+        result: Result = json.loads(out.read_text())
+        return result
 
-    def _run(self, spec: str, v2: bool) -> Result:
-        stem = self.folder / str(len(self.results))
-        stem.with_suffix(".spec").write_text(spec)
+    def _run(self, stem: Path, v2: bool, spawns: bool) -> None:
         environment = os.environ | {"HF_HUB_OFFLINE": "1"}
         if v2:  # plain decoding on the runner that our methods use: its seeded noise is the same
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
-        runner = Path(__file__).with_name("runner.py")
-        done = subprocess.run(
-            [sys.executable, str(runner), str(stem.with_suffix(".spec")), str(stem.with_suffix(".json"))],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=1500,
-            check=False,
-        )
+        files = str(stem.with_suffix(".spec")), str(stem.with_suffix(".json"))
+        if spawns or torch.cuda.is_available():
+            done = subprocess.run(
+                [sys.executable, str(Path(__file__).with_name("runner.py")), *files],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        else:
+            done = forks.run(
+                "tests.engine.runner:main",
+                *files,
+                environment=environment,
+                folder=Path.cwd(),
+                streams=stem,
+                seconds=SECONDS,
+            )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        result: Result = json.loads(stem.with_suffix(".json").read_text())
-        return result
+
+
+SECONDS = 1500
 
 
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
-    return Engines(tmp_path_factory.mktemp("engines"))
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "engines"
+    folder.mkdir(exist_ok=True)
+    return Engines(folder)

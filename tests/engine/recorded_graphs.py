@@ -122,6 +122,7 @@ def _note(manager: Any, replays: list[Any]) -> None:
 def _size_as(speculator: Any, sizes: list[int]) -> None:
     stock = speculator.__init__
 
+    @wraps(stock)  # the plug-in looks at the signature
     def create(self: Any, vllm_config: Any, *args: Any) -> None:
         vllm_config.compilation_config.cudagraph_capture_sizes = sizes
         stock(self, vllm_config, *args)

@@ -81,11 +81,16 @@ def drafts(passes: list[Pass]) -> list[list[Pass]]:
     return [passes[at : at + LEVELS] for at in range(0, len(passes) - LEVELS + 1, LEVELS)]
 
 
+@pytest.fixture(scope="module")
+def inferring(engines: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[Pass]]:
+    return record(engines, tmp_path_factory.mktemp("moa") / "passes.pt", 1)
+
+
 @pytest.mark.parametrize("inferred", [pytest.param(0, marks=pytest.mark.extended), 1])
 def test_every_pass_of_every_draft_is_that_of_the_plain_drafter(
-    engines: Callable[..., Result], tmp_path: Path, inferred: int
+    engines: Callable[..., Result], inferring: tuple[list[int], list[Pass]], tmp_path: Path, inferred: int
 ) -> None:
-    sequence, passes = record(engines, tmp_path / "passes.pt", inferred)
+    sequence, passes = inferring if inferred else record(engines, tmp_path / "passes.pt", inferred)
     replay = Replay(sequence, inferred)
     made = [draft for draft in drafts(passes) if int(draft[0]["positions"][0]) < len(sequence)]
     assert len(made) >= 5
@@ -94,9 +99,9 @@ def test_every_pass_of_every_draft_is_that_of_the_plain_drafter(
     assert replay.largest < 1e-3
 
 
-def test_a_drafter_that_sees_a_token_less_would_be_noticed(engines: Callable[..., Result], tmp_path: Path) -> None:
-    sequence, passes = record(engines, tmp_path / "passes.pt", 0)
-    replay = Replay(sequence, 0)
+def test_a_drafter_that_sees_a_token_less_would_be_noticed(inferring: tuple[list[int], list[Pass]]) -> None:
+    sequence, passes = inferring
+    replay = Replay(sequence, 1)
     stock = replay.drafter.absorb
     replay.drafter.absorb = lambda kv, at: stock(kv[:, :-1], at[:, :-1])  # type: ignore[method-assign]
     replay.draft(drafts(passes)[2][:1])

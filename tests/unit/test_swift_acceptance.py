@@ -1,4 +1,4 @@
-"""What the watch of SWIFT's acceptance counts, by hand. When its fall starts a search anew: test_swift_search.py."""
+"""What the watch of SWIFT's acceptance counts, by hand. When its fall starts a search anew: test_swift_restart.py."""
 
 import pytest
 

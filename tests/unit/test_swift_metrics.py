@@ -14,10 +14,10 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from tests.unit.swift_searches import chain, search, step
 from tests.unit.test_metrics import configure, log_lines, value
 from tests.unit.test_scheduling import request, scheduler
 from tests.unit.test_swift_keeping import be_sure_of
-from tests.unit.test_swift_search import chain, search, step
 from vllm_specext.engine.hooks.runner_patches import _sample_tokens
 from vllm_specext.measure.bundled import GRIFFIN_CHAIN
 from vllm_specext.methods.swift.metrics import SearchStats

@@ -1,75 +1,20 @@
-"""The search: its course under given scores, when it stops, and when it starts anew."""
+"""The search: its course under given scores, and when it stops."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
+from tests.unit.swift_searches import LAYERS, START, NoSuggestions, chain, run, search, step
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.swift.search.acceptance import AVERAGED_VERIFICATIONS, DraftOutcome
 from vllm_specext.methods.swift.search.search import (
     INCUMBENT_INTERVAL,
-    MAX_OBSERVATIONS,
     SCORINGS,
     TOLERANCE,
     Kind,
-    Observation,
-    ProposedSet,
     Search,
     SearchOptions,
 )
 from vllm_specext.methods.swift.search.skip_set import SkipSet
-
-LAYERS = 12
-START = SkipSet.uniform(LAYERS)
-
-
-class NoSuggestions:
-    def ask(self, observations: Sequence[Observation]) -> None: ...
-
-    def ready(self) -> SkipSet | None:
-        return None
-
-
-class PreparedSuggestions(NoSuggestions):
-    """The next one is ready as soon as it is asked for, or never."""
-
-    def __init__(self, *suggestions: SkipSet | None) -> None:
-        self.asked: list[tuple[Observation, ...]] = []
-        self._coming = list(suggestions)
-        self._ready: SkipSet | None = None
-
-    def ask(self, observations: Sequence[Observation]) -> None:
-        self.asked.append(tuple(observations))
-        if self._coming:
-            self._ready = self._coming.pop(0)
-
-    def ready(self) -> SkipSet | None:
-        ready, self._ready = self._ready, None
-        return ready
-
-
-def search(suggester: NoSuggestions | None = None, seed: int = 0, margin: float = 0.0, **options: float) -> Search:
-    return Search(START, SearchOptions(**options), suggester or NoSuggestions(), seed=seed, margin=margin)  # type: ignore[arg-type]
-
-
-def step(searching: Search, score: float, incumbent_score: float | None = None) -> tuple[ProposedSet, bool]:
-    """One step, as the engine takes it. ``incumbent_score`` is what the active set would get on the same contexts."""
-    proposed = searching.propose()
-    assert proposed is not None
-    wanted = searching.needs_incumbent(proposed, score)
-    return proposed, searching.settle(proposed, score, incumbent_score if wanted else None)
-
-
-def run(searching: Search, score_of: Callable[[SkipSet], float], steps: int = 10_000) -> list[ProposedSet]:
-    """Until it stops; a set's score is the same on all contexts."""
-    seen = []
-    while len(seen) < steps and (proposed := searching.propose()) is not None:
-        active = searching.active
-        score = score_of(proposed.skipped)
-        incumbent = score_of(active) if searching.needs_incumbent(proposed, score) else None
-        searching.settle(proposed, score, incumbent)
-        seen.append(proposed)
-    return seen
 
 
 def by_size_of(wanted: SkipSet) -> Callable[[SkipSet], float]:
@@ -211,7 +156,7 @@ def test_it_ends_soon_where_the_first_set_is_good_enough() -> None:
     assert searching.active == START
 
 
-def test_it_stops_after_more_than_300_fruitless_sets_in_a_row() -> None:
+def test_it_stops_after_more_than_300_fruitless_candidates_in_a_row() -> None:
     searching = search()
     step(searching, 0.5)
     for _ in range(TOLERANCE):
@@ -238,7 +183,7 @@ def test_no_steps_keep_the_given_set() -> None:
     assert searching.active == START
 
 
-def test_random_sets_skip_as_many_as_the_ratio_says_and_are_never_the_active_set() -> None:
+def test_random_candidates_skip_as_many_as_the_ratio_says_and_are_never_the_active_set() -> None:
     searching = search(swift_skip_ratio=0.45)
     drawn = [proposed.skipped for proposed in run(searching, lambda _: 0.5)[1:]]
     assert {len(skipped) for skipped in drawn} == {9}
@@ -267,44 +212,6 @@ def test_random_search_finds_a_better_set() -> None:
     assert [entry.best for entry in searching.history] == sorted(entry.best for entry in searching.history)
 
 
-def test_a_suggestion_is_used_one_interval_after_it_was_asked_for() -> None:
-    suggestion = SkipSet.of(LAYERS, range(9))
-    suggester = PreparedSuggestions(suggestion)
-    kinds = [proposed.kind for proposed in run(search(suggester, swift_bayes_interval=5), lambda _: 0.5, 21)]
-    assert [number for number, kind in enumerate(kinds) if kind is Kind.SUGGESTED] == [10]
-    # The start and the sets before the fifth, then five more, and so on.
-    assert [len(asked) for asked in suggester.asked] == [5, 10, 15, 20]
-    assert suggester.asked[0][0] == (START, 0.5)
-    assert suggester.asked[2][10] == (suggestion, 0.5)
-
-
-def test_a_suggestion_that_comes_late_is_used_an_interval_later_and_random_search_goes_on() -> None:
-    late = PreparedSuggestions(None, SkipSet.of(LAYERS, range(9)))
-    kinds = [proposed.kind for proposed in run(search(late, swift_bayes_interval=5), lambda _: 0.5, 21)]
-    assert [number for number, kind in enumerate(kinds) if kind is Kind.SUGGESTED] == [15]
-
-
-def test_a_suggestion_of_the_active_set_is_replaced_by_a_random_set() -> None:
-    kinds = {c.kind for c in run(search(PreparedSuggestions(START), swift_bayes_interval=5), lambda _: 0.5, 21)}
-    assert Kind.SUGGESTED not in kinds
-
-
-def test_no_interval_means_no_suggestions() -> None:
-    suggester = PreparedSuggestions(SkipSet.of(LAYERS, range(9)))
-    run(search(suggester, swift_bayes_interval=0), lambda _: 0.5, 100)
-    assert suggester.asked == []
-
-
-def test_a_suggestion_looks_at_the_newest_observations_only() -> None:
-    suggester = PreparedSuggestions()
-    run(search(suggester, swift_bayes_interval=100, swift_max_steps=450), lambda _: 0.5)
-    assert len(suggester.asked) == 3
-    better = search(suggester, swift_bayes_interval=100)
-    scores = iter(number / 2000 for number in range(1200))
-    run(better, lambda _: next(scores))
-    assert max(len(asked) for asked in suggester.asked) == MAX_OBSERVATIONS
-
-
 def test_a_step_that_was_not_finished_is_proposed_again() -> None:
     searching = search()
     first = searching.propose()
@@ -313,94 +220,6 @@ def test_a_step_that_was_not_finished_is_proposed_again() -> None:
     second = searching.propose()
     assert second is not first
     assert searching.propose() is second
-
-
-def chain(right: int, reached: int) -> DraftOutcome:
-    return DraftOutcome(accepted=right, depth=reached, right=right, reached=reached)
-
-
-def tell(searching: Search, accepted: int, times: int) -> list[int]:
-    """The verifications, of chains of five tokens, after which the search started anew."""
-    return [number for number in range(times) if searching.note(chain(accepted, 5))]
-
-
-def stopped_search() -> Search:
-    searching = search(swift_max_steps=20)
-    run(searching, lambda _: 0.5)
-    assert searching.stopped
-    return searching
-
-
-def test_acceptance_that_falls_by_more_than_a_tenth_starts_the_search_anew() -> None:
-    searching = stopped_search()
-    settled = searching.active
-    assert tell(searching, 4, 3 * AVERAGED_VERIFICATIONS) == []
-    assert len(tell(searching, 3, AVERAGED_VERIFICATIONS)) == 1
-    assert (searching.restarts, searching.steps, searching.best) == (1, 0, None)
-    assert searching.active == settled
-    proposed = searching.propose()
-    assert proposed is not None
-    assert (proposed.kind, proposed.skipped) == (Kind.START, settled)
-    assert proposed.step == len(searching.history)
-
-
-def test_after_a_restart_old_scores_and_observations_count_nowhere() -> None:
-    suggester = PreparedSuggestions()
-    searching = search(suggester, swift_max_steps=20, swift_bayes_interval=5)
-    run(searching, lambda _: 0.9)
-    tell(searching, 4, AVERAGED_VERIFICATIONS)
-    tell(searching, 0, AVERAGED_VERIFICATIONS)
-    run(searching, lambda _: 0.2)
-    assert [len(asked) for asked in suggester.asked] == [5, 10, 15, 20] * 2
-    assert searching.best == pytest.approx(0.2)
-    assert searching.stopped
-
-
-def test_acceptance_that_falls_a_little_or_rises_starts_nothing() -> None:
-    searching = stopped_search()
-    tell(searching, 4, AVERAGED_VERIFICATIONS)
-    for number in range(1000):
-        assert not searching.note(chain(3 if number % 4 == 0 else 4, 5))
-    assert tell(searching, 5, 5 * AVERAGED_VERIFICATIONS) == []
-
-
-def test_a_few_bad_drafts_start_nothing() -> None:
-    searching = stopped_search()
-    tell(searching, 4, AVERAGED_VERIFICATIONS)
-    assert tell(searching, 0, 5) == []
-    assert searching.stopped
-
-
-def test_alternatives_that_were_accepted_do_not_hide_that_the_chains_went_wrong() -> None:
-    searching = stopped_search()
-    for right in (4, 2):
-        for _ in range(2 * AVERAGED_VERIFICATIONS):
-            searching.note(DraftOutcome(accepted=4, depth=5, right=right, reached=5))
-    assert searching.restarts == 1
-
-
-def test_verifications_without_a_draft_say_nothing() -> None:
-    searching = stopped_search()
-    tell(searching, 4, AVERAGED_VERIFICATIONS)
-    assert not any(searching.note(chain(0, 0)) for _ in range(5 * AVERAGED_VERIFICATIONS))
-    assert searching.acceptance.rate == pytest.approx(0.8)
-
-
-def test_acceptance_while_searching_does_not_restart_nor_count_as_what_it_was_afterwards() -> None:
-    searching = search(swift_max_steps=20)
-    run(searching, lambda _: 0.5, 10)
-    assert tell(searching, 5, AVERAGED_VERIFICATIONS) + tell(searching, 1, 3 * AVERAGED_VERIFICATIONS) == []
-    run(searching, lambda _: 0.5)
-    assert tell(searching, 2, 5 * AVERAGED_VERIFICATIONS) == []
-    assert searching.restarts == 0
-
-
-def test_a_proposed_set_from_before_a_restart_counts_nowhere() -> None:
-    searching = stopped_search()
-    old = ProposedSet(20, SkipSet.of(LAYERS, range(9)), Kind.RANDOM)
-    assert not searching.needs_incumbent(old, 0.9)
-    assert not searching.settle(old, 0.9, 0.1)
-    assert len(searching.history) == 21
 
 
 def test_a_ratio_that_skips_nothing_is_refused_at_start() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-
 class FusionWeights(NamedTuple):
     """``d`` hidden size, ``i`` width of the MLP; all of one dtype, rows contiguous.
 

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from vllm_specext.tree.topology import unpack
 
 
-
 @dataclass(frozen=True)
 class TreeRows:
     """The query rows of a batch of ``R`` requests: the first ``num_rows`` rows of the query."""

@@ -1,0 +1,74 @@
+"""In which order files of tests run, and which of them share a worker where several workers run."""
+
+from collections.abc import Iterable
+
+import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+SERVERS = "servers of tests/e2e/conftest.py"
+SHARED = {
+    f"tests/e2e/test_{name}.py": SERVERS
+    for name in ("bench", "inert", "openai_client", "operation", "requests", "served_drafter")
+}
+"""Files that use the same servers, each of which is started once in a worker."""
+
+PROCESSOR_SECONDS = {
+    "tests/e2e/test_bench.py": 160,
+    "tests/e2e/test_forty_bad_inputs.py": 60,
+    "tests/e2e/test_openai_client.py": 200,
+    "tests/e2e/test_operation.py": 10,
+    "tests/e2e/test_served_drafter.py": 50,
+    "tests/e2e/test_soak.py": 250,
+    "tests/engine/test_bad_weights.py": 40,
+    "tests/engine/test_eagle.py": 55,
+    "tests/engine/test_eagle_formats.py": 40,
+    "tests/engine/test_eagle_graphs.py": 20,
+    "tests/engine/test_foreign.py": 190,
+    "tests/engine/test_lora.py": 30,
+    "tests/engine/test_lossless.py": 100,
+    "tests/engine/test_moa.py": 90,
+    "tests/engine/test_moa_drafting.py": 15,
+    "tests/engine/test_prompt_embeds.py": 110,
+    "tests/engine/test_sessions.py": 55,
+    "tests/engine/test_swift.py": 100,
+    "tests/engine/test_trees.py": 90,
+    "tests/kernels/test_compilation.py": 40,
+    "tests/kernels/test_cpu_bodies.py": 60,
+}
+"""What takes longest comes first, so that the workers end together. Rough figures do; without one, a file counts 1."""
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def unit_of(nodeid: str) -> str:
+    """What is to run in one worker: a file, or the files of ``SHARED``."""
+    return SHARED.get(file_of(nodeid), file_of(nodeid))
+
+
+def longest_first(nodeids: Iterable[str]) -> list[str]:
+    """The units of these tests."""
+    files = {file_of(nodeid) for nodeid in nodeids}
+    seconds: dict[str, int] = {}
+    for file in sorted(files):
+        seconds[unit_of(file)] = seconds.get(unit_of(file), 0) + PROCESSOR_SECONDS.get(file, 1)
+    return sorted(seconds, key=lambda unit: -seconds[unit])
+
+
+@pytest.hookimpl(trylast=True)  # after pytest has put together the tests that share a parameter
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {unit: place for place, unit in enumerate(longest_first(item.nodeid for item in items))}
+    items.sort(key=lambda item: places[unit_of(item.nodeid)])
+
+
+class Units(LoadScopeScheduling):
+    """A worker gets the next unit when it has done its own, in the order of the tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Units:
+    config.option.loadscopereorder = False  # xdist would begin with what has the most tests
+    return Units(config, log)

@@ -1,0 +1,186 @@
+"""What the GPU suite measures, without a GPU: floors against numbers worked out by hand, the inputs, and what runs on
+them."""
+
+import json
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+
+from benchmarks.gpu_suite import (
+    attention,
+    attention_peers,
+    ceilings,
+    correctness,
+    dummy_models,
+    engine,
+    fusion,
+    small_kernels,
+    synthetic,
+    timing,
+)
+from benchmarks.gpu_suite.attention_problem import Problem, Shape, random_trees
+from vllm_specext.methods.griffin.checkpoint import read_shape
+from vllm_specext.tree.walk import accept_tree
+
+SMALL = Shape(2, 50, 12, heads=4, kv_heads=2, head_size=32)
+on_cpu = pytest.mark.skipif(timing.DEVICE != "cpu", reason="a GPU has other kernels and sizes")
+
+
+def test_the_floor_of_attention() -> None:
+    """2 requests, 100 tokens before 5 rows, 8 heads of 64 on 2 of keys."""
+    work = ceilings.attention(2, 100, 5, heads=8, kv_heads=2, head_size=64)
+    keys_and_values = 2 * 105 * 2 * 64 * 2
+    queries_and_results = 2 * 5 * 8 * 64 * 2
+    assert work.bytes == 2 * (keys_and_values + queries_and_results) == 128000
+    assert work.flops == 2 * 5 * 105 * 8 * 64 * 2 * 2 == 2150400
+
+
+def test_the_floor_of_llama_3_8bs_fusion_is_that_of_its_weights() -> None:
+    work = ceilings.fusion(1, hidden=4096, inner=14336)
+    weights = 4096 * 8192 + 14336 * 8192 + 4096 * 14336
+    assert weights == 209715200
+    assert work.bytes == 2 * (weights + 3 * 4096 + 3 * 4096)
+    assert work.flops == 2 * weights
+
+
+def test_the_larger_of_two_floors_counts() -> None:
+    measured = ceilings.Ceilings(bytes_per_us=3e6, flops_per_us=8e8)
+    by_bytes, by_products = ceilings.Work(6_000_000, 8_000_000), ceilings.Work(3_000_000, 4_000_000_000)
+    assert measured.floor_us(by_bytes) == 2
+    assert measured.floor_us(by_products) == 5
+    assert measured.shares(by_products, 10) == {"bandwidth_share": 0.1, "floor_us": 5, "floor_share": 0.5}
+
+
+def test_kernels_are_used_up_to_where_they_lose_first() -> None:
+    fused, library = {1: 10.0, 8: 11.0, 16: 14.0, 32: 12.0}, {1: 12.0, 8: 12.0, 16: 13.0, 32: 13.0}
+    assert fusion.fused_up_to(fused, library) == 8
+    assert fusion.fused_up_to({1: 13.0}, library) == 0
+    assert fusion.fused_up_to({}, library) == 0
+
+
+def test_busy_time_counts_what_runs_side_by_side_once() -> None:
+    events = [("a", 0, 2_000_000), ("b", 1_000_000, 2_000_000), ("a", 7_000_000, 1_000_000), ("c", 7_100_000, 100_000)]
+    found = engine.busy(events, steps=2, step_ms=4.0)
+    assert found["gpu_busy_ms"] == 2.0
+    assert found["gpu_idle_ms"] == 2.0
+    assert found["gpu_idle_share"] == 0.5
+    assert found["launches_per_step"] == 2
+    assert found["kernels"][0] == {"name": "a", "ms_per_step": 1.5, "per_step": 1.0}
+
+
+@on_cpu
+def test_all_implementations_are_given_the_same_problem() -> None:
+    problem = Problem(SMALL, torch.float32)
+    ours = attention_peers.ours(problem)().clone()
+    torch.testing.assert_close(attention_peers.sdpa(problem, SDPBackend.MATH)(), ours)
+    assert problem.mask.sum(dim=2).min() == SMALL.context + 1
+    problem.mask[0, -1, 3] ^= True
+    assert attention.difference(attention_peers.sdpa(problem, SDPBackend.MATH)(), ours) > 1e-3
+
+
+@on_cpu
+def test_attention_rows_name_what_is_missing_and_compare_what_is_there() -> None:
+    rows = {row["implementation"]: row for row in attention.rows([SMALL])}
+    assert rows.keys() == {*attention_peers.TREES, *attention_peers.CAUSAL}
+    assert rows["ours"]["wrong"] is False
+    assert rows["ours"]["difference"] < 1e-2
+    assert "skipped" in rows["SDPA cuDNN"]
+    json.dumps(list(rows.values()))
+
+
+@on_cpu
+def test_a_wrong_result_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoilt(problem: Problem) -> attention_peers.Call:
+        return lambda: torch.full_like(problem.query, math.nan)
+
+    monkeypatch.setitem(attention_peers.TREES, "ours", spoilt)
+    assert next(row for row in attention.rows([SMALL]) if row["implementation"] == "ours")["wrong"] is True
+
+
+@on_cpu
+def test_tiles_are_tried_beside_the_kernels_own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from vllm_specext.kernels.tree_attention import kernel
+
+    launched = []
+    monkeypatch.setattr(kernel, "num_runs", lambda *args: 9)
+    monkeypatch.setattr(kernel, "tree_attention", lambda *args, **options: launched.append(options))
+    rows = list(attention.tile_rows([SMALL], [(64, 32, 4, 3)], [1, 4]))
+    assert SMALL.requests == 2
+    assert [(row["tile"], row["block_n"], row["splits"]) for row in rows] == [
+        ("as chosen", 64, 4),
+        ("tried", 32, 1),
+        ("tried", 32, 4),
+    ]
+    assert {(options["tile"].block_n, options["runs"]) for options in launched} == {(64, 9), (32, 1), (32, 8)}
+    assert not any("skipped" in row for row in rows)
+
+
+@on_cpu
+def test_small_kernels_agree_with_torch_and_are_timed() -> None:
+    rows = [*small_kernels.compaction_rows((2,), 2), *small_kernels.rows((2,), 2)]
+    assert len(rows) == 14
+    assert not any(row["wrong"] or "skipped" in row for row in rows)
+
+
+def test_random_trees_have_parents_before_children() -> None:
+    trees = random_trees(3, 20, torch.Generator().manual_seed(1))
+    assert bool((trees.parents[:, 1:] < torch.arange(1, 21)).all())
+    assert trees.depths.max() > 2
+
+
+def test_a_hollow_checkpoint_has_the_shapes_and_no_weights(tmp_path: Path) -> None:
+    dummy_models.write(tmp_path, dummy_models.LLAMA_3_8B, "bfloat16")
+    shape = read_shape(tmp_path / "griffin")
+    assert (shape.hidden_size, shape.tgf_size, shape.vocab_size) == (4096, 14336, 128256)
+    on_disk = (tmp_path / "griffin" / "model.safetensors").stat().st_blocks * 512
+    assert on_disk < 1 << 20
+
+
+@pytest.mark.parametrize(("rate", "accepted"), [(1.0, 3), (0.0, 0)])
+def test_synthetic_acceptance_takes_the_best_path_as_deep_as_told(rate: float, accepted: int) -> None:
+    """Two requests; the first children are nodes 1, 3 and 5."""
+    parents = torch.tensor([[0, 0, 0, 1, 1, 3]] * 2)
+    drafted, drawn = torch.arange(12), torch.full((12,), -5)
+    starts = torch.tensor([0, 6, 12])
+    told = synthetic.Acceptance(rate).draws(drawn, drafted, starts, parents, levels=3)
+    _, num_sampled, path = accept_tree(told, drafted, starts, parents, 3)
+    assert (num_sampled - 1).tolist() == [accepted] * 2
+    if accepted:
+        assert path.tolist() == [[0, 1, 3, 5]] * 2
+
+
+def test_synthetic_acceptance_waits_for_the_first_tree() -> None:
+    drawn, drafted, starts = torch.full((6,), -5), torch.arange(6), torch.tensor([0, 6])
+    chain = torch.tensor([[0, 0, 1, 2, 3, 4]])
+    acceptance = synthetic.Acceptance(1.0)
+    assert torch.equal(acceptance.draws(drawn, drafted, starts, chain, levels=3), drawn)
+    assert acceptance.draws(drawn, drafted, starts, chain, levels=5).tolist() == [1, 2, 3, 4, 5, -5]
+
+
+def test_graphs_are_captured_for_the_rows_that_steps_have() -> None:
+    assert engine.captured((1, 4), 60) == [1, 4, 61, 244]
+    assert engine.captured((1, 4), 0) == [1, 4]
+
+
+def test_assumed_rates_are_those_of_chains_of_that_acceptance() -> None:
+    assert synthetic.unconditional(0.5, 3) == [0.5, 0.25, 0.125]
+    assert synthetic.tokens_per_step([0.5, 0.25, 0.125]) == 1.875
+
+
+def test_pytests_report_is_counted_and_a_run_without_tests_is_wrong() -> None:
+    text = """<testsuites><testsuite>
+      <testcase classname="kernels.test_a" name="good"/>
+      <testcase classname="kernels.test_a" name="bad"><failure message="off by one"/></testcase>
+      <testcase classname="kernels.test_b" name="other"><skipped/></testcase>
+    </testsuite></testsuites>"""
+    a, b, failure = correctness.counted(ElementTree.ElementTree(ElementTree.fromstring(text)))
+    assert a == {"file": "test_a", "passed": 1, "failed": 1, "skipped_tests": 0, "wrong": True}
+    assert b["wrong"]  # skipped on a GPU is not tested on a GPU
+    assert failure == {"file": "failure", "test": "bad", "message": "off by one", "wrong": True}
+    empty = ElementTree.ElementTree(ElementTree.fromstring("<testsuites/>"))
+    assert [row["wrong"] for row in correctness.counted(empty)] == [True]
