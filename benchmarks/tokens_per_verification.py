@@ -43,12 +43,12 @@ from vllm_specext.tree.budget import TreeShape, shape_for
 
 CHAIN = 4
 SIZES = (CHAIN, 8, 24, 59)
-PUBLISHED = TreeShape(nodes=59, levels=6, top_k=10)
+PUBLISHED = TreeShape(nodes=59, depth=6, top_k=10)
 RESAMPLES = 10_000
 
 
 def published(method: str) -> dict[str, Any]:
-    shape = {"num_speculative_tokens": PUBLISHED.nodes, "tree_depth": PUBLISHED.levels, "tree_top_k": PUBLISHED.top_k}
+    shape = {"num_speculative_tokens": PUBLISHED.nodes, "tree_depth": PUBLISHED.depth, "tree_top_k": PUBLISHED.top_k}
     return {"method": method, "model": str(MODELS / method.removesuffix("-tree")), **shape}
 
 
@@ -150,17 +150,17 @@ def row(
     return {
         "drafter": drafter.name,
         "draft": draft(nodes),
-        "tree_depth": shape.levels,
+        "tree_depth": shape.depth,
         "tree_top_k": shape.top_k,
         "speculative_config": placeless(json.dumps(drafter.speculative)),
         "model_runner": model_runner,
-        **summary(given, plain, shape.levels),
+        **summary(given, plain, shape.depth),
     }
 
 
 def draft(nodes: int) -> str:
     """No more nodes than levels are a chain."""
-    return f"{'chain' if nodes <= PUBLISHED.levels else 'tree'} of {nodes}"
+    return f"{'chain' if nodes <= PUBLISHED.depth else 'tree'} of {nodes}"
 
 
 def table(rows: Sequence[dict[str, Any]], caption: str) -> Table:
@@ -168,7 +168,7 @@ def table(rows: Sequence[dict[str, Any]], caption: str) -> Table:
     shown = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     shown.add_column("drafter", no_wrap=True)
     shown.add_column("draft", no_wrap=True)
-    depths = range(1, 1 + PUBLISHED.levels)
+    depths = range(1, 1 + PUBLISHED.depth)
     for column in ("tokens", "95%", *map(str, depths)):
         shown.add_column(column, justify="right", no_wrap=True)
     for row in rows:

@@ -60,7 +60,7 @@ def budget() -> str:
         needed = {"model": "any"} if "model" in method.options.model_fields else {}
         tree = method.options.model_validate({"method": method.name, **needed}).tree
         if tree is not None:
-            schedules = (describe(default_schedule(tree, device), tree.levels) for device in DEVICES)
+            schedules = (describe(default_schedule(tree, device), tree.depth) for device in DEVICES)
             rows.append((code(method.name), *schedules))
     return table(("method with its defaults", *DEVICES.values()), rows)
 

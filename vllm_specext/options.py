@@ -52,7 +52,7 @@ class MethodOptions(BaseModel):
     @property
     def lookahead(self) -> int | None:
         """KV slots that drafting writes, the last sampled token's first. ``None`` means one per drafted token."""
-        return None if self.tree is None else lookahead(self.tree.levels, self.tree.top_k, self.root_slots)
+        return None if self.tree is None else lookahead(self.tree.depth, self.tree.top_k, self.root_slots)
 
 
 TOP_K = (
@@ -65,7 +65,7 @@ class DrafterOptions(MethodOptions):
     """The keys that methods share whose drafter is a checkpoint and grows trees."""
 
     model: str = Field(min_length=1, description="the drafter: a directory or a hub id")
-    tree_depth: int = Field(6, ge=1, le=32, description="levels of the draft tree")
+    tree_depth: int = Field(6, ge=1, le=32, description="depth of the draft tree: its longest path from the root")
     tree_top_k: int = Field(10, ge=1, le=64, description=TOP_K)
     revision: str | None = Field(None, description="branch, tag or commit of the drafter on the hub")
     attention_backend: str | None = Field(
@@ -165,7 +165,7 @@ class SwiftOptions(MethodOptions):
 
     @property
     def lookahead(self) -> int:
-        return max(self.tree.levels, self.swift_context_window + 1)
+        return max(self.tree.depth, self.swift_context_window + 1)
 
 
 LOOKBEHIND = 10
@@ -260,9 +260,9 @@ def check_sizes(options: MethodOptions, max_model_len: int, step_tokens: int | N
     tokens = options.num_speculative_tokens
     key = f"speculative-config key 'num_speculative_tokens' is {tokens}"
     tree, schedule = options.tree, options.num_speculative_tokens_per_batch_size or []
-    if tree is not None and tokens > (pool := pool_size(tree.levels, tree.top_k)):
+    if tree is not None and tokens > (pool := pool_size(tree.depth, tree.top_k)):
         raise ConfigurationError(
-            f"{key}, but a tree with tree_depth {tree.levels} and tree_top_k {tree.top_k} has at most {pool} nodes: "
+            f"{key}, but a tree with tree_depth {tree.depth} and tree_top_k {tree.top_k} has at most {pool} nodes: "
             f"at most {pool} are allowed, or a larger tree_depth or tree_top_k."
         )
     if step_tokens is not None and 1 + tokens > step_tokens:

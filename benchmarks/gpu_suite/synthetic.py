@@ -72,7 +72,7 @@ def accept(rate: float) -> None:
 
     def walk_tree(self: Any, drawn: Tensor, drafted: Tensor, starts: Tensor, slots: Tensor) -> Any:
         parents = self.trees.topology.parents[slots]
-        told = acceptance.draws(drawn, drafted, starts, parents, self.trees.shape.levels)
+        told = acceptance.draws(drawn, drafted, starts, parents, self.trees.shape.depth)
         return tree(self, told, drafted, starts, slots)
 
     def walk_chain(self: Any, drawn: Tensor, drafted: Tensor, starts: Tensor, slots: Tensor) -> Any:

@@ -77,7 +77,7 @@ class Engines:
         self.folder = folder
 
     def __call__(self, llm: dict[str, Any], *, v2: bool = True, **switches: Any) -> Result:
-        spec = {"rounds": [ROUND, AGAIN]} | {"llm": ROOMY | llm, **switches}
+        spec: dict[str, Any] = {"rounds": [ROUND, AGAIN], "llm": ROOMY | llm} | switches
         text = json.dumps(spec, sort_keys=True)
         stem = self.folder / hashlib.sha256(f"{v2} {text}".encode()).hexdigest()[:24]
         out = stem.with_suffix(".json")

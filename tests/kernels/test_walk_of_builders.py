@@ -39,7 +39,7 @@ def verify(walk: Walk, trees: TreeStates, draft: Draft, random: torch.Generator)
     drafted = [torch.cat((torch.tensor([-7]), row[: int(n) - 1])) for row, n in zip(draft.tokens, lengths, strict=True)]
     bounds = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))).to(torch.int32)
     _, counts, path = walk(
-        torch.cat(drawn), torch.cat(drafted), bounds, trees.topology.parents.contiguous(), trees.shape.levels
+        torch.cat(drawn), torch.cat(drafted), bounds, trees.topology.parents.contiguous(), trees.shape.depth
     )
     return counts, path, drawn
 

@@ -21,7 +21,7 @@ from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.expansion import Expansion
 
 VOCABULARY = 3
-SHAPE = TreeShape(nodes=24, levels=4, top_k=3)
+SHAPE = TreeShape(nodes=24, depth=4, top_k=3)
 """Of the largest trees."""
 
 
@@ -76,8 +76,8 @@ def expanded(random: torch.Generator, requests: int, levels: int) -> Expansion:
 def grown(trees: TreeStates, random: torch.Generator, nodes: int, *, chains: bool = False) -> Draft:
     """GRIFFIN, EAGLE and MoA, trees for all."""
     allowed = drafting(trees, chains=chains)
-    growing = expanded(random, len(allowed), SHAPE.levels)
-    length = min(nodes, SHAPE.levels)
+    growing = expanded(random, len(allowed), SHAPE.depth)
+    length = min(nodes, SHAPE.depth)
     draft = TreeDraft(*growing.tree(nodes), growing.chain, length)
     own = [length if kind == Drafting.CHAIN else nodes for kind in allowed]
     return Draft(kept(draft, trees, allowed).tokens, own)
@@ -100,10 +100,10 @@ def chains(trees: TreeStates, random: torch.Generator, nodes: int) -> Draft:
 def swift(trees: TreeStates, random: torch.Generator, nodes: int) -> Draft:
     """SWIFT, chains for every second request."""
     requests = len(trees.is_chain)
-    tokens, log_probs = best(random, requests, SHAPE.levels)
+    tokens, log_probs = best(random, requests, SHAPE.depth)
     sampled = torch.rand(requests, generator=random) < 0.5
-    tree = draft_tree(tokens, log_probs, sampled=sampled, confidence=0.5, nodes=nodes, max_depth=trees.shape.levels)
-    draft = kept(of_chain(tree, tokens, trees.shape.levels), trees, drafting(trees, chains=True))
+    tree = draft_tree(tokens, log_probs, sampled=sampled, confidence=0.5, nodes=nodes, max_depth=trees.shape.depth)
+    draft = kept(of_chain(tree, tokens, trees.shape.depth), trees, drafting(trees, chains=True))
     assert draft.num_nodes is not None
     return Draft(draft.tokens, draft.num_nodes.tolist())
 

@@ -23,12 +23,12 @@ def test_every_smaller_tree_fits_its_pool_and_the_full_trees_slots(full: TreeSha
     nodes = data.draw(st.integers(0, full.nodes))
     shape = shape_for(nodes, full)
     assert shape.nodes == nodes
-    assert shape.levels == min(full.levels, nodes)
+    assert shape.depth == min(full.depth, nodes)
     assert 1 <= shape.top_k <= full.top_k
-    assert (shape.top_k == 1) == (nodes <= full.levels)
+    assert (shape.top_k == 1) == (nodes <= full.depth)
     if nodes:
-        assert pool_size(shape.levels, shape.top_k) >= nodes
-        assert lookahead(shape.levels, shape.top_k, 0) <= lookahead(full.levels, full.top_k, 0)
+        assert pool_size(shape.depth, shape.top_k) >= nodes
+        assert lookahead(shape.depth, shape.top_k, 0) <= lookahead(full.depth, full.top_k, 0)
 
 
 @given(full_trees(), st.data())
@@ -36,7 +36,7 @@ def test_more_nodes_never_make_a_tree_narrower_or_shallower(full: TreeShape, dat
     fewer = data.draw(st.integers(0, full.nodes))
     more = data.draw(st.integers(fewer, full.nodes))
     small, large = shape_for(fewer, full), shape_for(more, full)
-    assert small.levels <= large.levels
+    assert small.depth <= large.depth
     assert small.top_k <= large.top_k
 
 
@@ -57,13 +57,13 @@ def test_the_width_follows_the_number_of_nodes(nodes: int, shape: TreeShape) -> 
 
 
 def test_a_width_whose_pool_is_too_small_is_raised() -> None:
-    full = TreeShape(pool_size(2, 4), levels=2, top_k=4)
+    full = TreeShape(pool_size(2, 4), depth=2, top_k=4)
     assert pool_size(2, 2) < 10
     assert shape_for(10, full) == TreeShape(10, 2, 3)
 
 
 def test_a_width_whose_pool_just_fits_is_kept() -> None:
-    full = TreeShape(pool_size(2, 4), levels=2, top_k=4)
+    full = TreeShape(pool_size(2, 4), depth=2, top_k=4)
     assert shape_for(pool_size(2, 2), full) == TreeShape(6, 2, 2)
 
 
@@ -106,5 +106,5 @@ def test_equal_neighbours_are_one_range() -> None:
 
 def test_a_schedule_is_described_for_people() -> None:
     schedule = [[1, 1, 59], [2, 16, 4], [17, MANY, 0]]
-    assert describe(schedule, levels=6) == "1: 59, 2-16: 4 (chain), from 17: none"
-    assert describe([[1, 2, 7], [3, MANY, 6]], levels=6) == "1-2: 7, from 3: 6 (chain)"
+    assert describe(schedule, depth=6) == "1: 59, 2-16: 4 (chain), from 17: none"
+    assert describe([[1, 2, 7], [3, MANY, 6]], depth=6) == "1-2: 7, from 3: 6 (chain)"

@@ -16,7 +16,7 @@ from vllm_specext.engine.verification.model_state import with_our_verification
 from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.tree.budget import TreeShape
 
-SHAPE = TreeShape(nodes=59, levels=6, top_k=10)
+SHAPE = TreeShape(nodes=59, depth=6, top_k=10)
 
 
 def compilation(mode: str, **changes: Any) -> CompilationConfig:

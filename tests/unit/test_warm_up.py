@@ -17,7 +17,7 @@ from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.tree.budget import TreeShape
 
-SHAPE = TreeShape(nodes=59, levels=6, top_k=10)
+SHAPE = TreeShape(nodes=59, depth=6, top_k=10)
 MAX_MODEL_LEN = 20_000
 
 

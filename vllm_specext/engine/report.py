@@ -47,10 +47,10 @@ def configured(vllm_config: Any) -> list[Line]:
     config = vllm_config.speculative_config
     drafter = str(config.model or ("the target itself" if config.declared.reads is Reads.LAYERS else "none"))
     if config.tree is None:
-        drafts, levels = f"chains of at most {config.num_speculative_tokens} tokens", config.num_speculative_tokens
+        drafts, depth = f"chains of at most {config.num_speculative_tokens} tokens", config.num_speculative_tokens
     else:
-        shape, levels = config.tree, config.tree.levels
-        drafts = f"trees of at most {shape.nodes} nodes, depth {shape.levels}, top-k {shape.top_k}"
+        shape, depth = config.tree, config.tree.depth
+        drafts = f"trees of at most {shape.nodes} nodes, depth {shape.depth}, top-k {shape.top_k}"
     lines = [
         ("vllm-specext", f"{vllm_specext.__version__} with vLLM {vllm_version}"),
         ("Speculative method", config.method),
@@ -58,7 +58,7 @@ def configured(vllm_config: Any) -> list[Line]:
         ("Drafts", drafts),
     ]
     if schedule := config.num_speculative_tokens_per_batch_size:
-        lines.append(("Drafted tokens by number of running requests", describe(schedule, levels)))
+        lines.append(("Drafted tokens by number of running requests", describe(schedule, depth)))
     else:
         lines.append(("Drafted tokens by number of running requests", f"any: {config.num_speculative_tokens}"))
     drawn = config.options.samples_drafts

@@ -1,6 +1,6 @@
 """How large a draft tree is, and how it shrinks as the number of running requests grows.
 
-A tree of fewer nodes is narrower and then shallower: a tree that has no more nodes than levels is a chain.
+A tree of fewer nodes is narrower and then shallower: a tree that has no more nodes than it is deep is a chain.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from math import ceil
 class TreeShape:
     nodes: int
     """Drafted tokens, the root not counted."""
-    levels: int
-    """Longest path from the root; the drafter runs ``levels - 1`` times over ``top_k`` nodes."""
+    depth: int
+    """Longest path from the root; the drafter runs ``depth - 1`` times over ``top_k`` nodes."""
     top_k: int
     """Children kept per node, and nodes kept per level to grow from; 1 is a chain."""
 
@@ -31,27 +31,27 @@ CAPS: dict[str, tuple[tuple[int, int], ...]] = {
 """Per device type: up to this many running requests, at most so many nodes pay."""
 
 
-def pool_size(levels: int, top_k: int) -> int:
+def pool_size(depth: int, top_k: int) -> int:
     """Nodes that an expansion proposes, of which the best are kept: K, then K of each of K nodes per further level."""
-    return top_k + (levels - 1) * top_k**2
+    return top_k + (depth - 1) * top_k**2
 
 
-def lookahead(levels: int, top_k: int, root_slots: int) -> int:
+def lookahead(depth: int, top_k: int, root_slots: int) -> int:
     """Slots that drafting a tree writes from the position of the last sampled token on, of which that token takes
     ``root_slots``."""
-    return root_slots + (levels - 1) * top_k
+    return root_slots + (depth - 1) * top_k
 
 
 def shape_for(nodes: int, full: TreeShape) -> TreeShape:
     """The shape of a tree of ``nodes`` (0 to ``full.nodes``) where ``full`` is the largest."""
-    if nodes <= full.levels:
+    if nodes <= full.depth:
         return TreeShape(nodes, nodes, 1)
     if nodes == full.nodes:
         return full
     top_k = ceil(full.top_k * nodes / full.nodes)
-    while pool_size(full.levels, top_k) < nodes:
+    while pool_size(full.depth, top_k) < nodes:
         top_k += 1
-    return TreeShape(nodes, full.levels, top_k)
+    return TreeShape(nodes, full.depth, top_k)
 
 
 def default_schedule(full: TreeShape, device_type: str) -> list[list[int]]:
@@ -71,11 +71,11 @@ def default_schedule(full: TreeShape, device_type: str) -> list[list[int]]:
     return schedule
 
 
-def describe(schedule: list[list[int]], levels: int) -> str:
+def describe(schedule: list[list[int]], depth: int) -> str:
     """A schedule for people: "1-4: 59, 5-16: 4 (chain), from 17: none"."""
 
     def size(nodes: int) -> str:
-        return "none" if nodes == 0 else f"{nodes} (chain)" if nodes <= levels else str(nodes)
+        return "none" if nodes == 0 else f"{nodes} (chain)" if nodes <= depth else str(nodes)
 
     return ", ".join(
         f"{f'from {first}' if last >= MANY else first if first == last else f'{first}-{last}'}: {size(nodes)}"

@@ -86,8 +86,8 @@ def grow(
     request before its first drafted node."""
     requests, k, starts = len(roots.starts), shape.top_k, roots.starts[:, None]
     features = None if first.features is None else first.features[:, None].expand(-1, k, -1)
-    growing = expansion(first.tokens[:, :k], first.log_probs[:, :k], shape.levels)
-    for level in range(shape.levels - 1):
+    growing = expansion(first.tokens[:, :k], first.log_probs[:, :k], shape.depth)
+    for level in range(shape.depth - 1):
         nodes = Nodes(
             ids=growing.frontier.tokens,
             positions=(starts + level).expand(-1, k),
@@ -97,7 +97,7 @@ def grow(
             visible=growing.frontier.visible,
             features=features,
         )
-        predict, regress = passes(nodes, (level + 1) * k, longest + (shape.levels - 1) * k)
+        predict, regress = passes(nodes, (level + 1) * k, longest + (shape.depth - 1) * k)
         tokens, log_probs = best_tokens(logits(predict), k)
         growing.grow(tokens.view(requests, k, -1), log_probs.view(requests, k, -1))
         if regress is not None:
@@ -105,7 +105,7 @@ def grow(
             features = regress.view(requests, k, -1).gather(1, parents)
     tokens, topology = growing.tree(shape.nodes)
     # The scheduler takes no more of a chain than the tree has levels; what follows is only ever padding.
-    return TreeDraft(tokens, topology, growing.chain, chain_lengths=min(shape.levels, shape.nodes))
+    return TreeDraft(tokens, topology, growing.chain, chain_lengths=min(shape.depth, shape.nodes))
 
 
 class TreeGrower:

@@ -34,7 +34,7 @@ class TreeSizes:
         shape = shape_for(nodes, self.largest)
         if shape.top_k * requests <= self.max_rows:
             return shape
-        return shape_for(min(nodes, self.largest.levels), self.largest)
+        return shape_for(min(nodes, self.largest.depth), self.largest)
 
     def grown(self, nodes: int, requests: int) -> TreeShape | None:
         """What is grown for ``nodes`` scheduled, ``None`` for nothing."""

@@ -47,7 +47,7 @@ class TreeSpeculator(ChainSpeculator):
         self.sizes = TreeSizes.of(vllm_config, shape)
         self.root_slots: int = vllm_config.speculative_config.options.root_slots
         self.roots = Roots.buffers(self.max_num_reqs, device)
-        self.paths = PathInputs.buffers(self.max_num_reqs, shape.levels + 1, device)
+        self.paths = PathInputs.buffers(self.max_num_reqs, shape.depth + 1, device)
         first = self.max_num_reqs, shape.top_k
         self.first_tokens = torch.zeros(first, dtype=torch.int64, device=device)
         self.first_log_probs = torch.zeros(first, dtype=torch.float32, device=device)
@@ -61,7 +61,7 @@ class TreeSpeculator(ChainSpeculator):
         drafter = super().load_draft_model(target_model, target_attn_layer_names)
         layers = get_layers_from_vllm_config(self.vllm_config, Attention)
         drafters = [layer for name, layer in layers.items() if name not in target_attn_layer_names]
-        wrap_draft_layers(drafters, self.sizes.largest.levels)
+        wrap_draft_layers(drafters, self.sizes.largest.depth)
         return drafter
 
     def set_attn(self, model_state: Any, *args: Any) -> None:
@@ -87,7 +87,7 @@ class TreeSpeculator(ChainSpeculator):
     def capture(self) -> None:
         """Graphs of vLLM's first pass, of decoding for the sizes that are chains, and of growing trees."""
         schedule = self.speculative_config.num_speculative_tokens_per_batch_size
-        levels = self.sizes.largest.levels
+        levels = self.sizes.largest.depth
         chains = [[first, last, nodes if nodes <= levels else 0] for first, last, nodes in schedule]
         self.speculative_config.num_speculative_tokens_per_batch_size = chains
         try:

@@ -48,7 +48,7 @@ def compile_rows(buffers: Any, prefill_lens: Tensor) -> None:
 
 def compile_compaction(trees: TreeStates, groups: Sequence[Sequence[Any]]) -> None:
     """Move nothing in any group of the target's layers."""
-    nowhere = torch.zeros(1, trees.shape.levels + 1, dtype=torch.int64, device=trees.device)
+    nowhere = torch.zeros(1, trees.shape.depth + 1, dtype=torch.int64, device=trees.device)
     for layers in filter(None, groups):
         compact(caches_of(layers), nowhere, nowhere)
 
@@ -76,7 +76,7 @@ def compile_attention(
 
 def compile_chains(speculator: TreeSpeculator, schedule: Sequence[Sequence[int]]) -> None:
     """Prepare the second token of a chain, in a request slot that nobody has yet, where the ``schedule`` has chains."""
-    levels = speculator.sizes.largest.levels
+    levels = speculator.sizes.largest.depth
     if any(1 < nodes <= levels for _, _, nodes in schedule):
         buffers, none = speculator.input_buffers, torch.zeros(1, dtype=torch.int32, device=speculator.device)
         prepare_decode_inputs(

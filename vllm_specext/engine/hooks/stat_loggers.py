@@ -76,4 +76,4 @@ def attach(manager: StatLoggerManager, vllm_config: VllmConfig) -> None:
 def tree_depth(vllm_config: VllmConfig) -> int:
     """Most drafted tokens that one verification can accept: the levels of the tree, or all of a chain."""
     config = vllm_config.speculative_config
-    return config.num_speculative_tokens if config.tree is None else config.tree.levels
+    return config.num_speculative_tokens if config.tree is None else config.tree.depth

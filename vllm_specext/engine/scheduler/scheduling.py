@@ -110,7 +110,7 @@ class DraftLimits(_Scheduler):
         if drafting is Drafting.OFF:
             self._draft_limits[request.request_id] = 0
         elif drafting is Drafting.CHAIN and self._tree is not None:
-            self._draft_limits[request.request_id] = self._tree.levels
+            self._draft_limits[request.request_id] = self._tree.depth
         else:
             self._draft_limits.pop(request.request_id, None)
 

@@ -68,7 +68,7 @@ def _for_trees(base: Any) -> type[ModelState]:
             self.steps = TreeSteps(TreeStates(shape, self.max_num_reqs, self.max_model_len, self.device))
             layers = get_layers_from_vllm_config(self.vllm_config, Attention)
             self._layers = {name: layer for name, layer in layers.items() if not layer.is_draft_layer}
-            wrap_target_layers(self._layers.values(), shape.levels)
+            wrap_target_layers(self._layers.values(), shape.depth)
             capture_no_mixed_batches(self.vllm_config.compilation_config)
 
         def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:

@@ -48,12 +48,12 @@ class MoASpeculator(StepSpeculator):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         drafted, requests = self.num_speculative_steps, self.max_num_reqs
-        shape = vllm_config.speculative_config.tree or TreeShape(nodes=drafted, levels=drafted, top_k=1)
+        shape = vllm_config.speculative_config.tree or TreeShape(nodes=drafted, depth=drafted, top_k=1)
         self.sizes = TreeSizes.of(vllm_config, shape, grows_chains=True)
         self.root_slots: int = vllm_config.speculative_config.options.root_slots
         self.roots = Roots.buffers(requests, device)
         self.root_ids = torch.zeros(requests, dtype=torch.int64, device=device)
-        self.paths = PathInputs.buffers(requests, shape.levels + 1, device)
+        self.paths = PathInputs.buffers(requests, shape.depth + 1, device)
         self.itself = torch.ones(1, 1, 1, dtype=torch.int32, device=device)
         """A row that sees itself alone, as bits."""
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len, self._see)
@@ -74,7 +74,7 @@ class MoASpeculator(StepSpeculator):
             self.inferred_names = set(self.target_names[-inference:])
         rows = [layer for name, layer in layers.items() if name not in target_attn_layer_names]
         rows += [layers[name] for name in self.inferred_names]
-        wrap_draft_layers(rows, self.sizes.largest.levels)
+        wrap_draft_layers(rows, self.sizes.largest.depth)
         return drafter
 
     def set_attn(self, *args: Any) -> None:

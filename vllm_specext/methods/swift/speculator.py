@@ -112,7 +112,7 @@ class SwiftSpeculator(StepSpeculator):
         self.window = Window(options.swift_context_window, device)
         self.itself = pack(torch.ones(1, 1, dtype=torch.bool, device=device))
         """A row that sees itself alone, as bits."""
-        requests, levels = self.max_num_reqs, vllm_config.speculative_config.tree.levels
+        requests, levels = self.max_num_reqs, vllm_config.speculative_config.tree.depth
         self.levels = levels
         self.roots = Roots.buffers(requests, device)
         self.chains = Chains.buffers(requests, levels, device)
