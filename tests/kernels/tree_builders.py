@@ -15,8 +15,8 @@ from torch import Tensor
 from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.engine.verification.tree_states import TreeStates
+from vllm_specext.methods.swift.chains import of_chain
 from vllm_specext.methods.swift.draft_tree import draft_tree
-from vllm_specext.methods.swift.speculator import of_chain
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.expansion import Expansion
 

@@ -33,9 +33,10 @@ from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
-from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over
+from vllm_specext.engine.drafting.tree_draft import hand_over
 from vllm_specext.engine.graph_sizes import few_sizes
-from vllm_specext.methods.swift.draft_tree import DraftTree, draft_tree, goes_on, right_tokens
+from vllm_specext.methods.swift.chains import Chains, of_chain
+from vllm_specext.methods.swift.draft_tree import draft_tree, goes_on, right_tokens
 from vllm_specext.methods.swift.drafter import SelfDrafter
 from vllm_specext.methods.swift.metrics import SearchStats
 from vllm_specext.methods.swift.prepare import describe
@@ -66,40 +67,6 @@ class HostStats:
     """``[R]``: positions of the last sampled tokens."""
     verified: np.ndarray
     """``[R, 4]``: what the drafts before were worth, in ``DraftOutcome``'s order."""
-
-
-@dataclass(frozen=True)
-class Chains:
-    """Chains that are being drafted, in buffers that stay where they are."""
-
-    ids: Tensor
-    """The tokens to read next, ``[S]`` int64."""
-    positions: Tensor
-    """Their positions, which are their KV slots too, ``[S]`` int64."""
-    tokens: Tensor
-    """The most likely tokens of every level so far, ``[S, D, candidates]`` int64."""
-    log_probs: Tensor
-    """Their log-probabilities, ``[S, D, candidates]`` float32."""
-
-    @classmethod
-    def buffers(cls, requests: int, levels: int, device: torch.device) -> "Chains":
-        ids, positions = (torch.zeros(requests, dtype=torch.int64, device=device) for _ in range(2))
-        candidates = (requests, levels, NUM_CANDIDATES)
-        tokens = torch.zeros(candidates, dtype=torch.int64, device=device)
-        return cls(ids, positions, tokens, torch.zeros(candidates, dtype=torch.float32, device=device))
-
-    def mask(self, first: int, end: int) -> None:
-        """Make requests ``first`` to ``end`` padding."""
-        self.ids[first:end] = 0
-        self.positions[first:end] = 0
-
-
-def of_chain(tree: DraftTree, tokens: Tensor, max_levels: int) -> TreeDraft:
-    """The draft of a ``tree`` of at most ``max_levels`` levels around the chain of each level's best ``tokens``
-    ``[R, D, candidates]``, which a request without a tree gets."""
-    depths = tree.topology.depths
-    levels = depths.masked_fill(depths > max_levels, 0).amax(dim=1, keepdim=True)
-    return TreeDraft(tree.tokens, tree.topology, lambda: tokens[:, :, 0], levels, tree.num_nodes)
 
 
 class SwiftSpeculator(StepSpeculator):
