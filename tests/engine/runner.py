@@ -71,8 +71,10 @@ def record_drafter(method: str, path: str) -> None:
     stock = drafter.forward
     passes: list[dict[str, Any]] = []
 
-    def forward(self: Any, input_ids: Any, positions: Any, hidden_states: Any, inputs_embeds: Any = None) -> Any:
-        inputs = {"ids": input_ids.clone(), "positions": positions.clone(), "features": hidden_states.clone()}
+    def forward(self: Any, input_ids: Any, positions: Any, hidden_states: Any = None, inputs_embeds: Any = None) -> Any:
+        inputs = {"ids": input_ids.clone(), "positions": positions.clone()}
+        if hidden_states is not None:
+            inputs["features"] = hidden_states.clone()
         made = stock(self, input_ids, positions, hidden_states)
         predict, regress = made if isinstance(made, tuple) else (made, made)
         passes.append(inputs | {"predict": predict.clone(), "regress": regress.clone()})

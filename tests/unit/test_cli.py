@@ -60,8 +60,8 @@ def test_what_the_report_shows_to_be_wrong_is_a_problem(monkeypatch: pytest.Monk
     lost = {"error display", "rows of trees"}
     monkeypatch.setattr("vllm_specext.engine.changes.catalogue.present", lambda entry: entry.name not in lost)
     assert doctor_module.look().problems == [
-        "vllm.v1.attention.backend.AttentionMetadata is missing, which 'rows of trees' adds vllm_specext_tree_rows to.",
         "sys.excepthook is missing, which 'error display' replaces.",
+        "vllm.v1.attention.backend.AttentionMetadata is missing, which 'rows of trees' adds vllm_specext_tree_rows to.",
         "vLLM cannot tell what it would run on: RuntimeError: no device.",
     ]
 

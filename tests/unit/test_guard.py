@@ -15,7 +15,7 @@ def problems_in_a_fresh_process(*statements: str) -> str:
     code = "; ".join(
         [
             "import vllm.v1.worker.cpu.shm",
-            "from vllm_specext.engine import guard",
+            "from vllm_specext.engine.changes import guard",
             *statements,
             "print(guard.problems())",
         ]

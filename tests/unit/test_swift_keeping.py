@@ -66,7 +66,7 @@ def test_a_new_set_is_logged_and_written_at_once(tmp_path: Path, log: pytest.Log
     assert list(tmp_path.iterdir()) == []
     find_better(searching, 0.5)
     keeping.record()
-    assert lines(log) == [f"SWIFT skips {searching.active}: set 1, matchness 0.50, after 1 proposed."]
+    assert lines(log) == [f"SWIFT skips {searching.active}: set 1, matchness 0.50, after 1 candidate."]
     assert [path.name for path in tmp_path.iterdir()] == ["set.json"]
     found = read_found(tmp_path / "set.json")
     assert (found.target, found.skipped, found.skip_ratio) == (TARGET, searching.active, 0.45)

@@ -6,8 +6,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from tests.unit.tiny_llama import random_rows, tiny_llama
-from vllm_specext.training import acceptance
 from vllm_specext.training.acceptance import greedy_continuations
+from vllm_specext.training.griffin import acceptance
 from vllm_specext.training.griffin.acceptance import measure_acceptance
 
 
