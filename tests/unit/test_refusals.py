@@ -174,7 +174,7 @@ def test_adapters_of_other_modules_than_the_output_layer_are_open(method: str) -
     refuse(method, launch(enable_lora=True, lora_target_modules=["q_proj", "v_proj"]))
 
 
-@every_method
+@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if "data_parallel" in one.declares.bears])
 def test_ranks_of_a_dense_target_are_independent_and_draft_trees(method: str) -> None:
     refuse(method, launch(data_parallel_size=2))
 
