@@ -42,17 +42,15 @@ def checked(name: str, output: Path) -> dict[str, Any]:
 def test_a_sweep_compares_a_tree_with_plain_decoding_and_vllms_own(tmp_path: Path) -> None:
     small = ("--rounds", "1", "--concurrency", "2", "--tokens", "24", "--prompts-per-task", "2")
     configs = ("--config", f"tree={json.dumps(GRIFFIN_TREE)}", "--config", f"vllm-tli={json.dumps(VLLM_TLI)}")
-    rows = bench("sweep", *small, *configs, "--nodes", "0", "--nodes", "8", "--nodes", "24", output=tmp_path)["rows"]
+    rows = bench("sweep", *small, *configs, "--nodes", "0", "--nodes", "24", output=tmp_path)["rows"]
     found = {(row["method"], row["num_speculative_tokens"]): row for row in rows}
     assert list(found) == [
         ("plain", None),
         ("ngram", 4),
         ("eagle3", 4),
         ("eagle3-tree", 0),
-        ("eagle3-tree", 8),
         ("eagle3-tree", 24),
         ("tree", 0),
-        ("tree", 8),
         ("tree", 24),
         ("vllm-tli", 4),
     ]
@@ -62,15 +60,12 @@ def test_a_sweep_compares_a_tree_with_plain_decoding_and_vllms_own(tmp_path: Pat
     for name in ("eagle3-tree", "tree"):
         assert "spec_decode_num_drafts" not in found[name, 0]
         assert found[name, 0]["ratio_to_no_nodes"] == 1
-        assert found[name, 8]["ratio_to_no_nodes"] > 0
-        for nodes in (8, 24):
-            row = found[name, nodes]
-            # The context's end cuts a draft, nothing makes it larger.
-            assert 0.8 * nodes < row["spec_decode_draft_tokens"] / row["spec_decode_num_drafts"] <= nodes
-            assert row["spec_decode_acceptance_length"] > 2
-            assert len(row["spec_decode_per_position_acceptance_rates"]) == GRIFFIN_TREE["tree_depth"]
-        small, large = (found[name, nodes]["spec_decode_acceptance_length"] for nodes in (8, 24))
-        assert small <= large + 0.3
+        row = found[name, 24]
+        assert row["ratio_to_no_nodes"] > 0
+        # The context's end cuts a draft, nothing makes it larger.
+        assert 0.8 * 24 < row["spec_decode_draft_tokens"] / row["spec_decode_num_drafts"] <= 24
+        assert row["spec_decode_acceptance_length"] > 2
+        assert len(row["spec_decode_per_position_acceptance_rates"]) == GRIFFIN_TREE["tree_depth"]
 
 
 @pytest.mark.slow

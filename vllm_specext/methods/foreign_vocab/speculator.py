@@ -106,7 +106,7 @@ class ForeignSpeculator(StepSpeculator):
         if step.dummy:
             self.drafter.rehearse(min(step.batch.num_tokens, self.max_num_tokens))
             return Drafts(self.draft_tokens[:requests])
-        drafted = torch.zeros(requests, step.length, dtype=torch.int64, device=self.device)
+        drafted = self.draft_tokens[:requests, : step.length].zero_()
         lengths = np.zeros(requests, dtype=np.int64)
         self.forget(step.batch.idx_mapping)
         active = self._read(step) if step.length else None
