@@ -1,7 +1,5 @@
 """Imports go one way: no circle between modules, none between folders, and no engine where the documents say so."""
 
-from pathlib import Path
-
 import pytest
 
 from scripts.docs_architecture import READING_PATH, line_of
@@ -54,7 +52,7 @@ def test_the_product_does_not_import_its_demonstration() -> None:
     assert importing <= {"cli", "demo", "bench"}
 
 
-def test_a_circle_would_be_found(tmp_path: Path) -> None:
+def test_a_circle_would_be_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
 
 

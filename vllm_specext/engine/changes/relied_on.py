@@ -41,6 +41,7 @@ RELIED_ON: dict[str, str] = {
         "self input_batch cudagraph_mode block_tables slot_mappings attn_groups kv_cache_config for_capture ubatch_idx"
     ),
     f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.propose": _PROPOSE,
+    f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose": _PROPOSE,
     f"{_RUNNER}.spec_decode.eagle.speculator:EagleSpeculator.load_draft_model": (
         "self target_model target_attn_layer_names"
     ),
@@ -98,7 +99,7 @@ RELIED_ON: dict[str, str] = {
     f"{_RUNNER}.cudagraph_utils:CudaGraphManager.__init__": (
         "self vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode ubatch_runner"
     ),
-    f"{_RUNNER}.cudagraph_utils:CudaGraphManager.capture": "self create_forward_fn progress_bar_desc",
+    "vllm.model_executor.offloader.base:get_offloader": "",
     "vllm.compilation.cudagraph_pool:capture_pool": "pool vllm_config",
     "vllm.distributed.parallel_state:graph_capture": "device",
     "vllm.ir.op:IrOp.set_priority": "self priority",
