@@ -6,6 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 
@@ -56,6 +57,7 @@ class Stopwatch:
     def _timed(self, watched: Watched, function: Callable[..., Any]) -> Callable[..., Any]:
         part, given = watched.part, dict(watched.given)
 
+        @wraps(function)  # the plug-in looks at signatures when an engine starts
         def timed(*args: Any, **kwargs: Any) -> Any:
             elsewhere = watched.within and watched.within not in self._open
             if elsewhere or not given.items() <= kwargs.items():
