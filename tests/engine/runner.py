@@ -116,6 +116,19 @@ def by_token(rows: Any) -> list[dict[int, float]]:
     return [{token: entry.logprob for token, entry in (row or {}).items()} for row in rows or []]
 
 
+def shortened(llm: Any) -> int:
+    """The number of layers that call the wheel's own kernels, in the target and in a drafter; 0 where the models are in
+    other processes."""
+    from vllm_specext.cpu_runner import eager_layers
+
+    worker = getattr(llm.llm_engine.model_executor, "driver_worker", None)
+    runner = getattr(getattr(worker, "worker", None), "model_runner", None)
+    models = (getattr(runner, "model", None), getattr(getattr(runner, "speculator", None), "model", None))
+    modules = [module for model in models if model is not None for module in model.modules()]
+    ways = [vars(module).get("forward") or vars(module).get("_forward_method") for module in modules]
+    return sum(getattr(way, "__module__", None) == eager_layers.__name__ for way in ways)
+
+
 def start_ray(ranks: int, spec_path: str) -> None:
     """vLLM's CPU platform has no word for what Ray should count, so that every rank is declared to be a GPU."""
     import ray
@@ -207,6 +220,7 @@ def main(spec_path: str, out_path: str) -> None:
                 "replays": replays,
                 "v2": engine.use_v2_model_runner,
                 "async": engine.scheduler_config.async_scheduling,
+                "shortened": shortened(llm),
             }
         )
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from vllm.platforms import current_platform
 
 from tests.engine.conftest import AGAIN, CHAIN, ROUND, TIGHT, Result, tree
 from tests.engine.workload import DRAFTS
@@ -35,6 +36,10 @@ def plain(engines: Engines) -> Result:
     return result
 
 
+def without_drafts(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one | {"sampling": one["sampling"] | {"extra_args": {"speculation": False}}} for one in requests]
+
+
 def chain(engines: Engines, llm: dict[str, Any] | None = None, **switches: Any) -> Result:
     return engines({"speculative_config": CHAIN} | (llm or {}), **switches)
 
@@ -56,11 +61,21 @@ def test_chains_give_the_tokens_of_plain_decoding(
 def test_compiled_chains_give_the_tokens_of_requests_without_drafts(engines: Engines) -> None:
     """Compiled and eager models round differently, so that each is compared with its own kind: here of one engine,
     because it is compiling that takes long."""
-    undrafted = [one | {"sampling": one["sampling"] | {"extra_args": {"speculation": False}}} for one in ROUND]
-    compiled = chain(engines, {"enforce_eager": False}, rounds=[ROUND, undrafted])
+    compiled = chain(engines, {"enforce_eager": False}, rounds=[ROUND, without_drafts(ROUND)])
     drafted, plain = ({"outputs": compiled["outputs"][part]} for part in (slice(len(ROUND)), slice(len(ROUND), None)))
     assert differing(drafted, plain) == []
     assert compiled["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
+def test_plain_decoding_and_drafts_have_the_same_arithmetic(engines: Engines, plain: Result) -> None:
+    """Of the target's 12 layers, one of GRIFFIN's, and GRIFFIN's fusion."""
+    if not current_platform.is_cpu():
+        pytest.skip("for CPUs")
+    target = 25 + 12 + 4 * 12
+    assert plain["shortened"] == target
+    assert chain(engines, keep_async=False)["shortened"] > target
+    compiled = chain(engines, {"enforce_eager": False}, rounds=[ROUND, without_drafts(ROUND)])
+    assert compiled["shortened"] == 0
 
 
 @pytest.mark.extended

@@ -88,7 +88,7 @@ assert "vllm.engine.arg_utils" not in sys.modules
 from vllm.engine.arg_utils import EngineArgs
 
 assert hasattr(EngineArgs.create_speculative_config, "__wrapped__")
-assert not any(type(finder).__module__.startswith("vllm_specext") for finder in sys.meta_path)
+assert "vllm.engine.arg_utils" not in {getattr(finder, "module", None) for finder in sys.meta_path}
 register()
 assert not hasattr(EngineArgs.create_speculative_config.__wrapped__, "__wrapped__")
 """

@@ -1,12 +1,13 @@
-"""Where vLLM is told that model runner V2 runs on a CPU without Triton."""
+"""Where vLLM is told that model runner V2 runs on a CPU without Triton, and where eager models get their layers."""
 
 from collections.abc import Callable
 from typing import Any
 
+from vllm_specext.cpu_runner.eager_layers import load_model
 from vllm_specext.cpu_runner.install import install
 from vllm_specext.cpu_runner.unsupported import refuse_unsupported
 from vllm_specext.engine.changes.replacements import replaces
-from vllm_specext.engine.changes.wrapping import wrap
+from vllm_specext.engine.changes.wrapping import when_loaded, wrap
 
 
 def wrap_platform(platform: Any) -> None:
@@ -15,6 +16,12 @@ def wrap_platform(platform: Any) -> None:
 
     wrap(VllmConfig, "_validate_v2_model_runner", _validate_v2_model_runner)
     wrap(type(platform), "register_triton_kernel_overrides", _register_triton_kernel_overrides)
+    # Only workers load this module.
+    when_loaded("vllm.model_executor.model_loader.base_loader", _wrap_loader)
+
+
+def _wrap_loader(module: Any) -> None:
+    wrap(module.BaseModelLoader, "load_model", load_model)
 
 
 @replaces(

@@ -4,6 +4,7 @@ configuration from them."""
 from collections.abc import Callable
 from typing import Any, get_args
 
+from vllm_specext.cpu_runner.eager_layers import are_wanted
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import when_loaded, wrap
 from vllm_specext.engine.hooks.front_end_patches import wrap_front_end
@@ -37,6 +38,7 @@ def _wrap_module(module: Any) -> None:
 )
 def _create_speculative_config(original: Callable) -> Callable:
     def create_speculative_config(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
+        are_wanted()  # refuses here what a worker would otherwise refuse later
         raw = {} if self.speculative_config is None else keys(self.speculative_config)
         method = raw.get("method", self.spec_method)
         if method in METHODS or self.spec_method in METHODS:

@@ -1,7 +1,8 @@
 """Which replacements are made in every process.
 
 ``install`` runs in every vLLM process. Each replacement asks first whether one of our methods is configured and
-otherwise does what vLLM did, so that a server without them behaves as if the plug-in were not there.
+otherwise does what vLLM did, so that a server without them behaves as if the plug-in were not there. Eager models on a
+CPU call the wheel's own kernels in any case, so that plain decoding has the arithmetic of verification.
 """
 
 from vllm_specext.engine.changes.guard import require_supported_vllm
