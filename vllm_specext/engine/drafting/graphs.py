@@ -1,4 +1,4 @@
-"""CUDA graphs of draft passes: one for each number of requests and each kind of pass.
+"""CUDA graphs of draft passes: one for each number of requests and each kind of pass. On a CPU they are recordings.
 
 A captured pass reads its caller's buffers and leaves its result where it was when it was captured, for the next replay
 to overwrite; a batch runs in the smallest graph that holds it. A pass may be cut into pieces of which a replay leaves
@@ -6,7 +6,7 @@ some out. They run one after the other over the same memory, so that what is lef
 can do without: a summand of the residual stream, say.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,11 +20,9 @@ from vllm.model_executor.offloader.base import get_offloader
 from vllm.utils.torch_utils import current_stream
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
-Kind = Hashable
-Piece = Hashable
+from vllm_specext.engine.drafting.recorded_passes import Kind, RecordedPasses, records_passes
+from vllm_specext.kernels.recording import WHOLE, Piece
 
-WHOLE = "whole"
-"""Name of what comes before the first cut."""
 
 
 class DraftGraphs(CudaGraphManager):
@@ -69,6 +67,12 @@ class DraftGraphs(CudaGraphManager):
                     get_offloader().join_after_forward()
         self._graphs_captured = True
 
+    def offer(self, requests: int, kind: Kind, run: Callable[[], Any]) -> None:
+        """Nothing: what is captured was captured at start."""
+
+    def prepare(self, requests: int, kind: Kind) -> None:
+        """Nothing, for the same reason."""
+
     def cut(self, piece: Piece) -> None:
         """What follows in the pass, up to the next cut, is this ``piece``; nothing while no pass is captured."""
         if self._next_piece is not None:
@@ -104,3 +108,16 @@ class DraftGraphs(CudaGraphManager):
                 yield
             finally:
                 self._next_piece = None
+
+
+Graphs = DraftGraphs | RecordedPasses
+
+
+def draft_graphs(
+    vllm_config: VllmConfig, device: torch.device, mode: CUDAGraphMode, sizes: Collection[int]
+) -> Graphs:
+    """What a speculator's passes run in: graphs for these ``sizes`` of a batch, where the target's ``mode`` has any, or
+    recordings."""
+    if records_passes(vllm_config):
+        return RecordedPasses(vllm_config.scheduler_config.max_num_seqs)
+    return DraftGraphs(vllm_config, device, mode, sizes)

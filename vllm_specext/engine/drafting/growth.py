@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_specext.engine.drafting.graphs import DraftGraphs
+from vllm_specext.engine.drafting.graphs import Graphs
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.kernels.tree_expansion import expansion
@@ -131,13 +131,16 @@ class TreeGrower:
         shape: TreeShape,
         reads_paths: bool,
         longest: int,
-        graphs: DraftGraphs | None,
+        graphs: Graphs | None,
         mask: Callable[[int, int], None],
     ) -> TreeDraft:
         """Trees of the ``requests`` whose inputs are in the buffers, the ``longest`` of them at most so many tokens;
         ``mask(first, end)`` makes those after them padding where a graph is larger."""
         kind = shape, reads_paths
-        size = None if graphs is None else graphs.size_for(requests, kind)
+        size = None
+        if graphs is not None:
+            graphs.offer(requests, kind, partial(self.grow, requests, shape, reads_paths, self._max_model_len))
+            size = graphs.size_for(requests, kind)
         if graphs is None or size is None:
             return self.grow(requests, shape, reads_paths, longest)
         mask(requests, size)
@@ -151,7 +154,7 @@ class TreeGrower:
         return grow(first, roots, shape, self._passes, self._logits, longest + self._root_slots)
 
     def capture(
-        self, graphs: DraftGraphs, shapes: Mapping[int, Sequence[TreeShape]], mask: Callable[[int, int], None]
+        self, graphs: Graphs, shapes: Mapping[int, Sequence[TreeShape]], mask: Callable[[int, int], None]
     ) -> None:
         """Capture growing these ``shapes`` by number of requests, with and without accepted paths to read first."""
         if not graphs.needs_capture():

@@ -42,9 +42,14 @@ class PathInputs:
         self.ends[first:end] = 0
 
     @property
+    def width(self) -> int:
+        """``W``"""
+        return self.ids.shape[1]
+
+    @property
     def place(self) -> Tensor:
         """Number of each row in its path, ``[W]``."""
-        return torch.arange(self.ids.shape[1], device=self.ids.device)
+        return torch.arange(self.width, device=self.ids.device)
 
     @property
     def slots(self) -> Tensor:

@@ -1,8 +1,9 @@
 """Draft trees of a drafter over the target's hidden states.
 
-The first level is drafted in one of two ways. Where every request of the step verified a tree, the drafter reads the
+The first level is drafted in one of two ways. Where every request of the step verified a draft, the drafter reads the
 accepted paths only, and that is part of the growth. Otherwise vLLM's own first pass reads all rows of the step,
-accepted paths first. Where the schedule asks for no more nodes than a tree has levels, vLLM drafts chains.
+accepted paths first. Where the schedule asks for no more nodes than a tree has levels, vLLM drafts chains; on a CPU,
+where passes are recorded, a chain grows as a tree of width 1.
 Shapes: ``R`` requests, ``W`` rows of an accepted path (levels + 1), ``d`` hidden size.
 """
 
@@ -17,34 +18,39 @@ from vllm.model_executor.layers.attention import Attention
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
-from vllm_specext.engine.drafting.graphs import DraftGraphs
+from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, Roots, TreeGrower
 from vllm_specext.engine.drafting.hidden_states import ChainSpeculator, HiddenStateDrafter
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.paths import PathInputs
+from vllm_specext.engine.drafting.recorded_passes import records_passes
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
-from vllm_specext.engine.drafting.tree_draft import hand_over, hand_over_chains
+from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
 from vllm_specext.engine.drafting.tree_sizes import TreeSizes
 from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.engine.verification.layout import AcceptedPaths
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.expansion import best_tokens
+from vllm_specext.tree.topology import Topology
 
 
 def hidden_state_speculator(
     vllm_config: VllmConfig, device: torch.device, drafter: HiddenStateDrafter
 ) -> StepSpeculator:
     """The speculator of a drafter over hidden states: of trees where the configuration has them, or of chains."""
-    trees = vllm_config.speculative_config.tree is not None
-    return (TreeSpeculator if trees else ChainSpeculator)(vllm_config, device, drafter)
+    grows = vllm_config.speculative_config.tree is not None or records_passes(vllm_config)
+    return (TreeSpeculator if grows else ChainSpeculator)(vllm_config, device, drafter)
 
 
 class TreeSpeculator(ChainSpeculator):
     def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: HiddenStateDrafter) -> None:
         super().__init__(vllm_config, device, drafter)
-        shape = vllm_config.speculative_config.tree
-        self.sizes = TreeSizes.of(vllm_config, shape)
+        chain = TreeShape(nodes=self.num_speculative_steps, depth=self.num_speculative_steps, top_k=1)
+        shape = vllm_config.speculative_config.tree or chain
+        self.sizes = TreeSizes.of(vllm_config, shape, grows_chains=records_passes(vllm_config))
+        self.causal = Topology.chain(1, shape.depth, device).ancestors[0]
+        """Rows of an accepted path that each of them sees, as bits."""
         self.root_slots: int = vllm_config.speculative_config.options.root_slots
         self.roots = Roots.buffers(self.max_num_reqs, device)
         self.paths = PathInputs.buffers(self.max_num_reqs, shape.depth + 1, device)
@@ -55,7 +61,7 @@ class TreeSpeculator(ChainSpeculator):
         self.grower = TreeGrower(
             self._start, self.passes, self._logits, self.roots, self.max_model_len, self.root_slots
         )
-        self.draft_graphs: DraftGraphs | None = None
+        self.draft_graphs: Graphs | None = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter = super().load_draft_model(target_model, target_attn_layer_names)
@@ -71,7 +77,7 @@ class TreeSpeculator(ChainSpeculator):
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         super().init_cudagraph_manager(cudagraph_mode)
-        self.draft_graphs = DraftGraphs(
+        self.draft_graphs = draft_graphs(
             self.vllm_config, self.device, cudagraph_mode, self.sizes.captured(self.vllm_config)
         )
 
@@ -101,23 +107,32 @@ class TreeSpeculator(ChainSpeculator):
         shape = self.sizes.shape_for(step.length, step.requests)
         if step.skips_attention:
             return self._rehearse(step, shape)
-        return self._draft_trees(step, shape) if shape.top_k > 1 else self._draft_chains(step, shape)
+        if self.sizes.grown(step.length, step.requests) is None:
+            return self._draft_chains(step, shape)
+        grown = self._grow(step, shape)
+        if shape.top_k > 1:
+            return Drafts((grown if step.dummy else hand_over(grown, step.batch, self.model_state)).tokens)
+        return self._hand_over_chains(step, Drafts(grown.tokens))
 
-    def _draft_trees(self, step: Step, shape: TreeShape) -> Drafts:
-        paths = step.accepted_by_all(self.max_num_tokens)
+    def _grow(self, step: Step, shape: TreeShape) -> TreeDraft:
+        if self.steps is None:
+            paths = AcceptedPaths.of_chains(step.batch, self.paths.width)
+        else:
+            paths = step.accepted_by_all(self.max_num_tokens)
         if paths is None:
             self._read_rows(step, 1)
         else:
             self._lay_out(paths, step)
         self.roots.take(step.lengths() + self.root_slots, written=not step.dummy)
-        grown = self.grower(step.requests, shape, paths is not None, step.longest, self.draft_graphs, self._mask)
-        return Drafts((grown if step.dummy else hand_over(grown, step.batch, self.model_state)).tokens)
+        return self.grower(step.requests, shape, paths is not None, step.longest, self.draft_graphs, self._mask)
 
     def _draft_chains(self, step: Step, shape: TreeShape) -> Drafts:
-        drafted = self._read_rows(step, shape.nodes)
+        return self._hand_over_chains(step, Drafts(self._read_rows(step, shape.nodes)[:, : shape.nodes]))
+
+    def _hand_over_chains(self, step: Step, chains: Drafts) -> Drafts:
         if step.length and not step.dummy and self.steps is not None:
-            hand_over_chains(shape.nodes, step.length, step.batch, self.steps.trees)
-        return Drafts(drafted[:, : shape.nodes])
+            hand_over_chains(chains.tokens.shape[1], step.length, step.batch, self.steps.trees)
+        return chains
 
     def _read_rows(self, step: Step, length: int) -> Tensor:
         """vLLM's drafting of ``length`` tokens, on the rows of the step as chains have them."""
@@ -150,15 +165,14 @@ class TreeSpeculator(ChainSpeculator):
         return FirstLevel(self.first_tokens[:requests], self.first_log_probs[:requests], features)
 
     def _read_paths(self, requests: int, longest: int) -> FirstLevel:
-        assert self.steps is not None
-        paths, width = self.paths.part(requests), self.paths.ids.shape[1]
+        paths, width = self.paths.part(requests), self.paths.width
         nodes = Nodes(
             ids=paths.ids,
             positions=paths.slots,
             slots=paths.slots,
             written=self.roots.written[:requests, None] & paths.counts,
             prefix_lens=paths.starts,
-            visible=self.steps.trees.causal[:width].expand(requests, -1, -1),
+            visible=self.causal.expand(requests, -1, -1),
             features=self.hidden_states[: requests * width].view(requests, width, -1),
         )
         predict, regress = self.passes(nodes, width, longest)

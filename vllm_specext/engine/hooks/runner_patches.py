@@ -133,11 +133,15 @@ def _initialize_kv_cache(original: Callable) -> Callable:
         self: Any, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
     ) -> None:
         from vllm_specext.engine.config import is_ours
+        from vllm_specext.engine.drafting.recorded_passes import records_passes
         from vllm_specext.engine.drafting.warm_up import warm_up
         from vllm_specext.engine.report import log_start
+        from vllm_specext.engine.verification.recorded_target import record_target
 
         original(self, kv_cache_config, is_profiling, *args, **kwargs)
         if is_ours(self.vllm_config.speculative_config) and not is_profiling:
+            if records_passes(self.vllm_config):
+                record_target(self.model, self.vllm_config)
             warm_up(self)
             log_start(self)
 

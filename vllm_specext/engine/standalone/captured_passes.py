@@ -11,7 +11,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from vllm_specext.engine.drafting.graphs import DraftGraphs
+from vllm_specext.engine.drafting.graphs import Graphs
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.tree.topology import pack
 
@@ -62,9 +62,9 @@ class CapturedPasses:
         self._passes, self._max_rows = passes, max_rows
         self._inputs: dict[PassKind, Nodes] = {}
         # Not kept alive from here: vLLM measures the memory of graphs, drops them and makes others.
-        self._graphs: Callable[[], DraftGraphs | None] = lambda: None
+        self._graphs: Callable[[], Graphs | None] = lambda: None
 
-    def capture(self, graphs: DraftGraphs, kinds: Iterable[PassKind], device: torch.device, longest: int) -> None:
+    def capture(self, graphs: Graphs, kinds: Iterable[PassKind], device: torch.device, longest: int) -> None:
         """Have passes of these ``kinds`` run in graphs, as long as somebody keeps ``graphs``."""
         most = graphs.sizes[-1]
         for group in self._passes.groups:

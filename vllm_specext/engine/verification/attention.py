@@ -44,6 +44,12 @@ def attach(metadata: Any, rows: TreeRows) -> None:
     setattr(metadata, _ROWS, rows)
 
 
+def rows_of(metadata: Any) -> TreeRows | None:
+    """The rows that were attached to ``metadata``, ``None`` where there are none."""
+    rows: TreeRows | None = getattr(metadata, _ROWS, None)
+    return rows
+
+
 @replaces(
     "vllm.v1.attention.backend.AttentionImpl.vllm_specext_verifies",
     name="layers that verify",
@@ -140,7 +146,7 @@ def _wrap(layer: Any, levels: int) -> None:
     ) -> Tensor:
         rows = attn_metadata if isinstance(attn_metadata, TreeRows) else None
         if rows is None and getattr(impl, _VERIFIES, False):
-            rows = getattr(attn_metadata, _ROWS, None)
+            rows = rows_of(attn_metadata)
         if rows is None:
             return stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
         if attn_metadata is not rows and attn_metadata.num_actual_tokens > rows.num_rows:

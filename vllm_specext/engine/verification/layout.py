@@ -98,6 +98,20 @@ class AcceptedPaths:
     in_order: bool
     """Whether all drafts were chains, so that nothing has to move."""
 
+    @classmethod
+    def of_chains(cls, batch: InputBatch, width: int) -> "AcceptedPaths | None":
+        """The rows of a step that verified chains or drafted nothing, at most ``width`` for each request; the accepted
+        ones come first. ``None`` where a request reads its prompt."""
+        drafted = batch.num_draft_tokens_per_req
+        longest = 1 if drafted is None else 1 + int(drafted.max())
+        if batch.has_prefill or longest > width or int(batch.num_scheduled_tokens.max()) > longest:
+            return None
+        starts = batch.query_start_loc[: batch.num_reqs + 1]
+        counts = starts[1:] - starts[:-1]
+        place = torch.arange(width, device=starts.device)
+        rows = starts[:-1, None] + torch.minimum(place, counts[:, None] - 1)
+        return cls(rows, rows, batch.seq_lens[: batch.num_reqs] - counts, in_order=True)
+
     def as_chain(self, rows: Tensor) -> Tensor:
         """``rows`` ``[tokens, ...]`` of the batch with those of the accepted paths first, as a chain has them."""
         if self.in_order:

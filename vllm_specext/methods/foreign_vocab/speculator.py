@@ -21,7 +21,8 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
-from vllm_specext.engine.drafting.graphs import DraftGraphs
+from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
+from vllm_specext.engine.drafting.recorded_passes import RecordedPasses
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.graph_sizes import few_sizes
@@ -50,7 +51,7 @@ class ForeignSpeculator(StepSpeculator):
         self.target_vocab_size: int = vllm_config.model_config.get_vocab_size()
         self.pairing = read_pairing(vllm_config.model_config, self.draft_model_config)
         self.texts: dict[int, Text] = {}
-        self.draft_graphs: DraftGraphs | None = None
+        self.draft_graphs: Graphs | None = None
         self.can_be_captured = True
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="specext-text")
         self.make_buffers()
@@ -93,7 +94,9 @@ class ForeignSpeculator(StepSpeculator):
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         mode = cudagraph_mode if self.can_be_captured else CUDAGraphMode.NONE
-        self.draft_graphs = DraftGraphs(self.vllm_config, self.device, mode, few_sizes(self.vllm_config))
+        self.draft_graphs = draft_graphs(self.vllm_config, self.device, mode, few_sizes(self.vllm_config))
+        if isinstance(self.draft_graphs, RecordedPasses) and self.can_be_captured:
+            self.capture()
 
     def capture(self) -> None:
         """All passes but those that read long texts."""

@@ -23,7 +23,7 @@ from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
-from vllm_specext.engine.drafting.graphs import DraftGraphs
+from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, Roots, TreeGrower
 from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
 from vllm_specext.engine.drafting.paths import PathInputs
@@ -60,7 +60,7 @@ class MoASpeculator(StepSpeculator):
         self.grower = TreeGrower(
             self._start, self.passes, self._logits, self.roots, self.max_model_len, self.root_slots
         )
-        self.draft_graphs: DraftGraphs | None = None
+        self.draft_graphs: Graphs | None = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter: Any = load_eagle_model(target_model, self.vllm_config)
@@ -96,7 +96,7 @@ class MoASpeculator(StepSpeculator):
         self.target_cache = TargetCache([layers[name] for name in self.target_names], self.dtype)
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        self.draft_graphs = DraftGraphs(
+        self.draft_graphs = draft_graphs(
             self.vllm_config, self.device, cudagraph_mode, self.sizes.captured(self.vllm_config)
         )
 

@@ -12,7 +12,7 @@ Shapes: ``R`` requests, ``D`` levels.
 """
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,10 @@ from vllm.distributed import get_tp_group
 
 from vllm_specext.engine.drafting.cache_groups import cache_groups
 from vllm_specext.engine.drafting.fused_kernels import fused_kernels
-from vllm_specext.engine.drafting.graphs import DraftGraphs
+from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
 from vllm_specext.engine.drafting.growth import Roots
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
+from vllm_specext.engine.drafting.recorded_passes import RecordedPasses
 from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
@@ -87,7 +88,7 @@ class SwiftSpeculator(StepSpeculator):
         self.drafted_chains = torch.zeros(requests, levels, dtype=torch.int64, device=device)
         self.drafted_levels = torch.zeros(requests, dtype=torch.int64, device=device)
         self.passes: NodePasses[Tensor] = NodePasses(self._run, self.max_model_len)
-        self.draft_graphs: DraftGraphs | None = None
+        self.draft_graphs: Graphs | None = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         layers = len(target_model.model.layers)
@@ -121,7 +122,10 @@ class SwiftSpeculator(StepSpeculator):
         self.passes.groups = cache_groups(self.kv_cache_config, self.block_tables, self.target_names)
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        self.draft_graphs = DraftGraphs(self.vllm_config, self.device, cudagraph_mode, few_sizes(self.vllm_config))
+        sizes = few_sizes(self.vllm_config)
+        self.draft_graphs = draft_graphs(self.vllm_config, self.device, cudagraph_mode, sizes)
+        if isinstance(self.draft_graphs, RecordedPasses):
+            self.capture()
 
     def capture(self) -> None:
         """All sub-layers one by one, since the search changes the set; how many passes there are, the host decides."""
@@ -132,11 +136,15 @@ class SwiftSpeculator(StepSpeculator):
         self._mask(0, graphs.sizes[-1])
         longest = self.max_model_len
         passes: dict[tuple[int, Hashable], Any] = {
-            (size, LEVEL): partial(self._draft_level, size, longest) for size in graphs.sizes[::-1]
+            (size, LEVEL): partial(self._in_pieces, graphs, partial(self._draft_level, size, longest))
+            for size in graphs.sizes[::-1]
         }
-        passes[graphs.sizes[0], WINDOW] = partial(self._matches, longest)
+        passes[graphs.sizes[0], WINDOW] = partial(self._in_pieces, graphs, partial(self._matches, longest))
+        graphs.capture_passes(passes)
+
+    def _in_pieces(self, graphs: Graphs, run: Callable[[], Any]) -> Any:
         with fused_kernels(self.model), self.model.in_pieces(graphs.cut):
-            graphs.capture_passes(passes)
+            return run()
 
     def draft(self, step: Step) -> Drafts:
         requests = step.requests

@@ -1,0 +1,90 @@
+"""Recordings of draft passes on a CPU, with the interface that graphs of draft passes have on a GPU.
+
+A pass is recorded when it is first run for a number of requests, so that nothing is padded and a start takes no longer.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from vllm.config import CompilationMode, VllmConfig
+from vllm.platforms import current_platform
+
+from vllm_specext.cpu_runner.eager_layers import are_wanted
+from vllm_specext.kernels import native
+from vllm_specext.kernels.recording import Piece, Recording
+
+Kind = Hashable
+Key = tuple[int, Kind]
+
+
+MOST = 32
+"""Requests up to which passes are recorded. What Python takes for a pass is little beside the arithmetic of more, and
+every recording keeps its own memory."""
+
+
+def records_passes(vllm_config: VllmConfig) -> bool:
+    """Whether passes are recorded: on a CPU, where one rank runs vLLM's modules uncompiled, and calls attention
+    directly (``cpu_runner/eager_layers.py``)."""
+    return (
+        current_platform.is_cpu()
+        and are_wanted()
+        and vllm_config.compilation_config.mode == CompilationMode.NONE
+        and vllm_config.parallel_config.world_size == 1
+        and native.is_available()
+    )
+
+
+class RecordedPasses:
+    def __init__(self, max_num_reqs: int) -> None:
+        self.sizes: Sequence[int] = range(1, min(max_num_reqs, MOST) + 1)
+        """Numbers of requests whose passes are recorded."""
+        self._passes: dict[Key, Callable[[], Any]] = {}
+        self._recordings: dict[Key, tuple[Recording, Any]] = {}
+        self._being_recorded: Recording | None = None
+
+    def needs_capture(self) -> bool:
+        return True
+
+    def capture_passes(self, passes: Mapping[Key, Callable[[], Any]]) -> None:
+        """Take note of the ``passes``, by number of requests and kind."""
+        self._passes.update(passes)
+
+    def offer(self, requests: int, kind: Kind, run: Callable[[], Any]) -> None:
+        """Take note of a pass that is wanted now."""
+        if requests in self.sizes:
+            self._passes.setdefault((requests, kind), run)
+
+    def cut(self, piece: Piece) -> None:
+        """What follows in the pass, up to the next cut, is this ``piece``; nothing while no pass is recorded."""
+        if self._being_recorded is not None:
+            self._being_recorded.cut(piece)
+
+    def size_for(self, requests: int, kind: Kind) -> int | None:
+        """``requests``, or ``None`` where such a pass is not recorded for so many."""
+        return requests if (requests, kind) in self._passes else None
+
+    def prepare(self, requests: int, kind: Kind) -> None:
+        """Record a pass now if it is not recorded yet. It may overwrite its inputs."""
+        if (requests, kind) in self._passes and (requests, kind) not in self._recordings:
+            self._record((requests, kind))
+
+    def replay(self, size: int, kind: Kind, without: Collection[Piece] = ()) -> Any:
+        """The result of a pass, run ``without`` these pieces; one that leaves out any has been prepared."""
+        if (found := self._recordings.get((size, kind))) is None:
+            assert not without, "a pass is recorded whole"
+            return self._record((size, kind))
+        recording, result = found
+        recording.replay(without)
+        return result
+
+    @torch.inference_mode()
+    def _record(self, key: Key) -> Any:
+        recording = self._being_recorded = Recording()
+        try:
+            with recording.taking():
+                result = self._passes[key]()
+        finally:
+            self._being_recorded = None
+        self._recordings[key] = recording, result
+        return result
