@@ -1,6 +1,6 @@
 """KV compaction against a loop over slots.
 
-Every test here runs in torch, with the Triton kernel on a GPU, and with the kernel under Triton's interpreter
+Every test here runs in torch and in C++, with the Triton kernel on a GPU, and with it under Triton's interpreter
 (``cases/case_kv_compaction.py``).
 """
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from bodies import BODIES, choose
 from cache_layouts import Layout, halves, token_major, transposed_keys
 from torch import Tensor
 
@@ -19,15 +20,13 @@ PAGE_SIZE, PAGES, HEADS, WIDTH = 16, 12, 2, 8
 Compact = Callable[[list[Tensor], Tensor, Tensor], None]
 
 
-@pytest.fixture(params=["torch", pytest.param("GPU", marks=pytest.mark.gpu)])
-def run(request: pytest.FixtureRequest) -> Compact:
+@pytest.fixture(params=BODIES)
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Compact:
     """Compaction of tensors on the CPU, wherever it takes place."""
-    if request.param == "torch":
-        return lambda views, source, destination: compact(Caches(views), source, destination)
-    pytest.importorskip("triton")
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    return on_gpu
+    choose(request.param, monkeypatch)
+    if request.param == "GPU":
+        return on_gpu
+    return lambda views, source, destination: compact(Caches(views), source, destination)
 
 
 def on_gpu(views: list[Tensor], source: Tensor, destination: Tensor) -> None:

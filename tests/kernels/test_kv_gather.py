@@ -1,6 +1,6 @@
 """The gather of all layers' keys and values against a loop over slots, layers and heads.
 
-Every test here runs in torch, with the Triton kernel on a GPU, and with the kernel under Triton's interpreter
+Every test here runs in torch and in C++, with the Triton kernel on a GPU, and with it under Triton's interpreter
 (``cases/case_kv_gather.py``).
 """
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from bodies import BODIES, choose
 from cache_layouts import Layout, halves, token_major, transposed_keys
 from test_kv_compaction import PAGE_SIZE, PAGES, caches, copied_to_gpu, same
 from torch import Tensor
@@ -19,14 +20,12 @@ Gather = Callable[[list[Tensor], Tensor], Tensor]
 SLOTS = PAGES * PAGE_SIZE
 
 
-@pytest.fixture(params=["torch", pytest.param("GPU", marks=pytest.mark.gpu)])
-def run(request: pytest.FixtureRequest) -> Gather:
+@pytest.fixture(params=BODIES)
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gather:
     """The gather from tensors on the CPU, wherever it takes place."""
-    if request.param == "torch":
+    choose(request.param, monkeypatch)
+    if request.param != "GPU":
         return lambda views, slots: gather(Caches(views), slots)
-    pytest.importorskip("triton")
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     return lambda views, slots: gather(Caches(copied_to_gpu(view) for view in views), slots.cuda()).cpu()
 
 

@@ -1,6 +1,6 @@
 """Tree attention against a loop over rows and heads in float64, on caches full of NaN where nothing was written.
 
-Every test here runs in torch, with the Triton kernel on a GPU, and with the kernel under Triton's interpreter
+Every test here runs in torch and in C++, with the Triton kernel on a GPU, and with it under Triton's interpreter
 (``cases/case_tree_attention.py``).
 """
 
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from bodies import BODIES, choose
 from cache_layouts import Layout, halves, token_major, transposed_keys
 from torch import Tensor
 
@@ -72,12 +73,10 @@ class Case:
         return out
 
 
-@pytest.fixture(autouse=True, params=["torch", pytest.param("GPU", marks=pytest.mark.gpu)])
+@pytest.fixture(autouse=True, params=BODIES)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(request.param, monkeypatch)
     if request.param == "GPU":
-        pytest.importorskip("triton")
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")
         monkeypatch.setattr(Case, "device", "cuda")
 
 

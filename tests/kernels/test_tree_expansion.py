@@ -1,6 +1,6 @@
-"""The expansion in one launch a level against the expansion in torch, bit by bit, with ties and with -inf.
+"""The expansion in one call a level against the expansion in torch, bit by bit, with ties and with -inf.
 
-Runs with the Triton kernels on a GPU, and with the kernels under Triton's interpreter
+Runs in C++, with the Triton kernels on a GPU, and with the kernels under Triton's interpreter
 (``cases/case_tree_expansion.py``). That the expansion in torch is right is tested in ``tests/unit``.
 """
 
@@ -9,9 +9,11 @@ from dataclasses import fields
 
 import pytest
 import torch
+from bodies import GPU, choose, fill_new_memory
 from torch import Tensor
 
 from vllm_specext.kernels.tree_expansion import LARGEST_POOL, expansion
+from vllm_specext.kernels.tree_expansion.native import NativeExpansion
 from vllm_specext.tree.budget import pool_size
 from vllm_specext.tree.expansion import Expansion
 
@@ -35,8 +37,13 @@ def needs_gpu() -> None:
         pytest.skip("needs a CUDA device")
 
 
-@pytest.fixture
-def start(needs_gpu: None) -> Start:
+@pytest.fixture(params=["C++", GPU])
+def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Start:
+    choose(request.param, monkeypatch)
+    if request.param == "C++":
+        fill_new_memory(monkeypatch)
+        return in_cpp
+
     from vllm_specext.kernels.tree_expansion.kernel import FusedExpansion
 
     def on_gpu(tokens: Tensor, log_probs: Tensor, levels: int) -> Expansion:
@@ -45,6 +52,12 @@ def start(needs_gpu: None) -> Start:
         return fused
 
     return on_gpu
+
+
+def in_cpp(tokens: Tensor, log_probs: Tensor, levels: int) -> Expansion:
+    native = expansion(tokens, log_probs, levels)
+    assert isinstance(native, NativeExpansion)
+    return native
 
 
 def proposals(scores: str, requests: int, k: int, levels: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -85,27 +98,23 @@ def check(start: Start, levels: int, drafts: Iterator[tuple[Tensor, Tensor]], si
             plain.grow(tokens, log_probs)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize(("k", "levels"), [(1, 3), (3, 4), (6, 2), (4, 1)])
 def test_levels_and_trees_are_those_of_the_expansion_in_torch(start: Start, k: int, levels: int, scores: str) -> None:
     check(start, levels, proposals(scores, 2, k, levels), [1, 31, 32, pool_size(levels, k)])
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("scores", ["distinct", "three values", "some -inf"])
 def test_trees_of_the_usual_size_are_those_of_the_expansion_in_torch(start: Start, scores: str) -> None:
     check(start, 6, proposals(scores, 1, 10, 6), [24, 59])
 
 
-@pytest.mark.gpu
 def test_the_first_level_may_be_cut_out_of_a_wider_buffer(start: Start) -> None:
     tokens, log_probs = torch.arange(20).view(2, 10), -torch.arange(20.0).view(2, 10)
     fused, plain = start(tokens[:, :4], log_probs[:, :4], 2), Expansion(tokens[:, :4], log_probs[:, :4], 2)
     same(fused.frontier, plain.frontier, "level 1")
 
 
-@pytest.mark.gpu
 def test_another_score_gives_another_tree(start: Start) -> None:
     drafts = list(proposals("distinct", 2, 4, 2))
     fused, plain = (begin(*drafts[0], 2) for begin in (start, Expansion))
@@ -115,8 +124,13 @@ def test_another_score_gives_another_tree(start: Start) -> None:
     assert not torch.equal(fused.tree(12)[1].parents.cpu(), plain.tree(12)[1].parents)
 
 
+LARGE = pytest.mark.parametrize(
+    ("requests", "k", "levels"), [(64, 10, 6), (5, 10, 11), (64, 8, 7), (2, 15, 5), (1, 31, 2)]
+)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("requests", "k", "levels"), [(64, 10, 6), (5, 10, 11), (64, 8, 7), (2, 15, 5), (1, 31, 2)])
+@LARGE
 @pytest.mark.parametrize("scores", ["distinct", "three values"])
 @pytest.mark.usefixtures("needs_gpu")
 def test_batches_and_large_pools_on_a_gpu(start: Start, requests: int, k: int, levels: int, scores: str) -> None:
@@ -146,7 +160,10 @@ def test_a_captured_expansion_follows_the_scores() -> None:
         assert torch.equal(got, want)
 
 
-def test_without_a_gpu_and_for_large_pools_the_expansion_is_that_in_torch() -> None:
+def test_without_a_compiler_and_for_large_pools_on_a_gpu_the_expansion_is_that_in_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choose("torch", monkeypatch)
     assert type(expansion(torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 4), 3)) is Expansion
     if torch.cuda.is_available():
         k = 32

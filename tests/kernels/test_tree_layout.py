@@ -1,6 +1,6 @@
 """Where the rows of draft trees lie, against plain loops over random trees.
 
-Every test here runs in torch, with the Triton kernels on a GPU, and with the kernels under Triton's interpreter
+Every test here runs in torch and in C++, with the Triton kernels on a GPU, and with these under Triton's interpreter
 (``cases/case_tree_layout.py``).
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from bodies import BODIES, choose, fill_new_memory
 from torch import Tensor
 
 from vllm_specext.kernels import tree_layout
@@ -20,14 +21,13 @@ AcceptedRows = Callable[..., tuple[Tensor, Tensor]]
 SLOTS, WILD = 9, -77
 
 
-@pytest.fixture(params=["torch", pytest.param("GPU", marks=pytest.mark.gpu)])
-def layout(request: pytest.FixtureRequest) -> tuple[LayOut, AcceptedRows]:
+@pytest.fixture(params=BODIES)
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[LayOut, AcceptedRows]:
     """``lay_out`` and ``accepted_rows`` of tensors on the CPU, wherever they run."""
-    if request.param == "torch":
+    choose(request.param, monkeypatch)
+    if request.param != "GPU":
+        fill_new_memory(monkeypatch)
         return tree_layout.lay_out, tree_layout.accepted_rows
-    pytest.importorskip("triton")
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     return lay_out_on_gpu, lambda *tensors: tuple(
         o.cpu() for o in tree_layout.accepted_rows(*map(Tensor.cuda, tensors))
     )

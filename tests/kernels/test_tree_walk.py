@@ -1,6 +1,6 @@
 """The verification walks against plain loops over random trees and chains.
 
-Every test here runs in torch, with the Triton kernels on a GPU, and with the kernels under Triton's interpreter
+Every test here runs in torch and in C++, with the Triton kernels on a GPU, and with these under Triton's interpreter
 (``cases/case_tree_walk.py``).
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from bodies import BODIES, choose, fill_new_memory
 from torch import Tensor
 
 from vllm_specext.kernels import tree_walk
@@ -19,14 +20,13 @@ VOCABULARY = 4
 Walk = Callable[..., tuple[Tensor, ...]]
 
 
-@pytest.fixture(params=["torch", pytest.param("GPU", marks=pytest.mark.gpu)])
-def walks(request: pytest.FixtureRequest) -> tuple[Walk, Walk]:
+@pytest.fixture(params=BODIES)
+def walks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Walk, Walk]:
     """``accept_tree`` and ``accept_chain`` of tensors on the CPU, wherever the walk takes place."""
-    if request.param == "torch":
+    choose(request.param, monkeypatch)
+    if request.param != "GPU":
+        fill_new_memory(monkeypatch)
         return tree_walk.accept_tree, tree_walk.accept_chain
-    pytest.importorskip("triton")
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     return on_gpu(tree_walk.accept_tree), on_gpu(tree_walk.accept_chain)
 
 

@@ -1,6 +1,6 @@
 """The verification walks on the drafts of every builder of trees, padding and cut trees included.
 
-Every test here runs in torch, with the Triton kernels on a GPU, and with the kernels under Triton's interpreter
+Every test here runs in torch and in C++, with the Triton kernels on a GPU, and with these under Triton's interpreter
 (``cases/case_walk_of_builders.py``).
 """
 

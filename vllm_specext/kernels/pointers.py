@@ -64,5 +64,20 @@ class Caches(tuple[Tensor, ...]):
             word=WORDS[size],
             heads=max(view.shape[1] for view in self),
             words=max(row // size for *_, row in in_bytes),
-            alike=len({(view.shape[1], view.shape[3], view.dtype) for view in self}) == 1,
+            alike=self.alike,
         )
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all have the same heads, width and data type."""
+        return len({(view.shape[1], view.shape[3], view.dtype) for view in self}) == 1
+
+    @cached_property
+    def places(self) -> Tensor:
+        """``[caches, 10]`` int64 for the bodies in C++, which take any strides: address; bytes from a page, a head, a
+        slot and an element to the next; pages, heads, page size, width; bytes of an element."""
+        rows = [
+            (view.data_ptr(), *(step * view.element_size() for step in view.stride()), *view.shape, view.element_size())
+            for view in self
+        ]
+        return torch.tensor(rows, dtype=torch.int64)

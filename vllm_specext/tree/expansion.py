@@ -62,18 +62,7 @@ class Expansion:
 
     def tree(self, nodes: int) -> tuple[Tensor, Topology]:
         """Tokens ``[R, nodes]`` and shape of the ``nodes`` best candidates, best first."""
-        scores, parents = self.scores[:, : self.size], self.parents[:, : self.size]
-        order = _best(scores, self.size)
-        kept = order[:, :nodes]
-        places = torch.arange(1, self.size + 1, device=order.device).expand_as(order)
-        node_of = torch.zeros_like(order).scatter_(1, order, places)
-        parent = parents.gather(1, kept)
-        # Candidate -1 is the root, node 0.
-        parent = torch.where(parent < 0, 0, node_of.gather(1, parent.clamp(min=0)))
-        depths = torch.where(kept < self.k, 1, 2 + (kept - self.k) // self.k**2)
-        root = parent.new_zeros(parent.shape[0], 1)
-        topology = Topology.of(torch.cat((root, parent), dim=1), torch.cat((root, depths), dim=1), self.levels)
-        return self.tokens.gather(1, kept), topology
+        return self._tree(nodes)
 
     @property
     def size(self) -> int:
@@ -116,6 +105,20 @@ class Expansion:
             parents=parents,
             visible=inherited | self._own_bits(),
         )
+
+    def _tree(self, nodes: int) -> tuple[Tensor, Topology]:
+        scores, parents = self.scores[:, : self.size], self.parents[:, : self.size]
+        order = _best(scores, self.size)
+        kept = order[:, :nodes]
+        places = torch.arange(1, self.size + 1, device=order.device).expand_as(order)
+        node_of = torch.zeros_like(order).scatter_(1, order, places)
+        parent = parents.gather(1, kept)
+        # Candidate -1 is the root, node 0.
+        parent = torch.where(parent < 0, 0, node_of.gather(1, parent.clamp(min=0)))
+        depths = torch.where(kept < self.k, 1, 2 + (kept - self.k) // self.k**2)
+        root = parent.new_zeros(parent.shape[0], 1)
+        topology = Topology.of(torch.cat((root, parent), dim=1), torch.cat((root, depths), dim=1), self.levels)
+        return self.tokens.gather(1, kept), topology
 
     def _level(self, level: int) -> slice:
         """The places of a level's candidates."""

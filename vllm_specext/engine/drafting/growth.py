@@ -19,9 +19,8 @@ from torch import Tensor
 from vllm_specext.engine.drafting.graphs import Graphs
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
-from vllm_specext.kernels.tree_expansion import expansion
+from vllm_specext.kernels.tree_expansion import best_tokens, expansion
 from vllm_specext.tree.budget import TreeShape
-from vllm_specext.tree.expansion import best_tokens
 
 Features = tuple[Tensor, Tensor | None]
 """What a drafter gives for rows: features that logits are made of, and features that the rows' children read (``None``

@@ -6,7 +6,7 @@ in ascending order.
 
 from torch import Tensor
 
-from vllm_specext.kernels.kv_compaction import naive
+from vllm_specext.kernels.kv_compaction import naive, native
 from vllm_specext.kernels.pointers import HAS_TRITON, Caches
 
 
@@ -17,5 +17,7 @@ def compact(caches: Caches, source: Tensor, destination: Tensor) -> None:
         from vllm_specext.kernels.kv_compaction import kernel  # a CPU has no use for Triton, nor time to import it
 
         kernel.compact(caches, source, destination)
+    elif native.takes(caches, source, destination):
+        native.compact(caches, source, destination)
     else:
         naive.compact(caches, source, destination)

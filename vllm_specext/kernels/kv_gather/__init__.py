@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from vllm_specext.kernels.kv_gather import naive
+from vllm_specext.kernels.kv_gather import naive, native
 from vllm_specext.kernels.pointers import HAS_TRITON, Caches
 
 
@@ -13,4 +13,6 @@ def gather(caches: Caches, slots: Tensor) -> Tensor:
         from vllm_specext.kernels.kv_gather import kernel  # a CPU has no use for Triton, nor time to import it
 
         return kernel.gather(caches, slots)
+    if native.takes(caches, slots):
+        return native.gather(caches, slots)
     return naive.gather(caches, slots)

@@ -11,7 +11,7 @@ from typing import TypedDict
 from torch import Tensor
 
 from vllm_specext.kernels.pointers import HAS_TRITON
-from vllm_specext.kernels.tree_attention import naive
+from vllm_specext.kernels.tree_attention import naive, native
 from vllm_specext.kernels.tree_attention.naive import TreeRows
 
 __all__ = ["LayerArguments", "Scales", "TreeRows", "tree_attention", "variant"]
@@ -65,6 +65,8 @@ def tree_attention(
         tile = kernel.tile_for(query, key_cache, rows)
         runs = kernel.num_runs(query, key_cache, rows, tile)
         kernel.tree_attention(query, key_cache, value_cache, rows, out, **layer, **scales, tile=tile, runs=runs)
+    elif q_scale is k_scale is v_scale is None and native.takes(query, key_cache, value_cache, rows, out):
+        native.tree_attention(query, key_cache, value_cache, rows, out, **layer)
     else:
         naive.tree_attention(query, key_cache, value_cache, rows.plan, out, **layer, **scales)
 

@@ -1,12 +1,15 @@
-"""The expansion of draft trees, a launch for each level and one for the tree where there is Triton.
+"""The expansion of draft trees, a launch for each level and one for the tree where there is Triton, calls where there
+is C++, and the most likely tokens that it grows from.
 
 The specification is ``vllm_specext.tree.expansion``, which knows no kernels: as everywhere, kernels know trees and
-trees do not know kernels, so what drafts on a GPU begins its expansions here.
+trees do not know kernels, so what drafts begins its expansions here.
 """
 
 from torch import Tensor
 
 from vllm_specext.kernels.pointers import HAS_TRITON
+from vllm_specext.kernels.tree_expansion import native
+from vllm_specext.tree import expansion as in_torch
 from vllm_specext.tree.budget import pool_size
 from vllm_specext.tree.expansion import Expansion
 
@@ -15,10 +18,20 @@ LARGEST_POOL = 1024
 
 
 def expansion(tokens: Tensor, log_probs: Tensor, levels: int) -> Expansion:
-    """Begin an ``Expansion(tokens, log_probs, levels)``, or one in Triton whose trees are the same bit by bit."""
+    """Begin an ``Expansion(tokens, log_probs, levels)``, or one in Triton or C++ with the same trees, bit by bit."""
     if tokens.is_cuda and HAS_TRITON and pool_size(levels, tokens.shape[1]) <= LARGEST_POOL:
         # A CPU has no use for Triton, nor time to import it.
         from vllm_specext.kernels.tree_expansion.kernel import FusedExpansion
 
         return FusedExpansion(tokens, log_probs, levels)
+    if native.takes(tokens, log_probs):
+        return native.NativeExpansion(tokens, log_probs, levels)
     return Expansion(tokens, log_probs, levels)
+
+
+def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` most likely tokens ``[..., k]`` int64 and their log-probabilities, as ``tree.expansion.best_tokens``
+    has them; ``logits`` ``[..., V]``."""
+    if native.takes_logits(logits, k):
+        return native.best_tokens(logits, k)
+    return in_torch.best_tokens(logits, k)

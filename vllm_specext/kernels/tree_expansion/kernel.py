@@ -152,7 +152,7 @@ class FusedExpansion(Expansion):
         )  # fmt: skip
         return Frontier(nodes[0], scores, nodes[1], nodes[2], visible)
 
-    def tree(self, nodes: int) -> tuple[Tensor, Topology]:
+    def _tree(self, nodes: int) -> tuple[Tensor, Topology]:
         requests, num_words = self.tokens.shape[0], words(nodes + 1)
         scratch = self.tokens.new_empty(2, requests, self.size, dtype=torch.int32)
         tokens = self.tokens.new_empty(requests, nodes)

@@ -1,11 +1,11 @@
 """Where the rows of draft trees lie in a step of the target and where those of accepted paths go, a launch for each
-where there is Triton: in torch they are some twenty small ones.
+where there is Triton, and a call where there is C++: in torch they are some twenty small ones.
 """
 
 from torch import Tensor
 
 from vllm_specext.kernels.pointers import HAS_TRITON
-from vllm_specext.kernels.tree_layout import naive
+from vllm_specext.kernels.tree_layout import naive, native
 from vllm_specext.tree.topology import Topology
 
 
@@ -36,6 +36,8 @@ def lay_out(
         from vllm_specext.kernels.tree_layout import kernel  # a CPU has no use for Triton, nor time to import it
 
         return kernel.lay_out(*arguments)
+    if native.takes_step(*arguments):
+        return native.lay_out(*arguments)
     return naive.lay_out(*arguments)
 
 
@@ -46,4 +48,6 @@ def accepted_rows(starts: Tensor, path: Tensor, accepted: Tensor) -> tuple[Tenso
         from vllm_specext.kernels.tree_layout import kernel
 
         return kernel.accepted_rows(starts, path, accepted)
+    if native.takes_paths(starts, path, accepted):
+        return native.accepted_rows(starts, path, accepted)
     return naive.accepted_rows(starts, path, accepted)

@@ -36,9 +36,9 @@ from vllm_specext.engine.drafting.tree_sizes import TreeSizes
 from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.kernels.tree_expansion import best_tokens
 from vllm_specext.methods.moa.target_cache import TargetCache
 from vllm_specext.tree.budget import TreeShape
-from vllm_specext.tree.expansion import best_tokens
 
 CHUNK = 1024
 """Most tokens whose keys and values of all layers are collected at once: 128 KiB each for Llama 3 8B."""

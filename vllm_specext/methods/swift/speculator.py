@@ -36,6 +36,7 @@ from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.tree_draft import hand_over
 from vllm_specext.engine.graph_sizes import few_sizes
+from vllm_specext.kernels.tree_expansion import best_tokens
 from vllm_specext.methods.swift.chains import Chains, of_chain
 from vllm_specext.methods.swift.draft_tree import draft_tree, goes_on, right_tokens
 from vllm_specext.methods.swift.drafter import SelfDrafter
@@ -50,7 +51,6 @@ from vllm_specext.methods.swift.search.stored import read_found
 from vllm_specext.methods.swift.search.suggestion import BayesianSuggester
 from vllm_specext.methods.swift.search.window import Window
 from vllm_specext.options import SwiftOptions
-from vllm_specext.tree.expansion import best_tokens
 from vllm_specext.tree.swift_sizes import NUM_CANDIDATES
 from vllm_specext.tree.topology import pack
 
