@@ -16,7 +16,7 @@ from vllm_specext.kernels.recording import Piece, Recording
 
 Kind = Hashable
 Key = tuple[int, Kind]
-
+Mask = Callable[[int, int], None]
 
 MOST = 32
 """Requests up to which passes are recorded. What Python takes for a pass is little beside the arithmetic of more, and
@@ -64,10 +64,13 @@ class RecordedPasses:
         """``requests``, or ``None`` where such a pass is not recorded for so many."""
         return requests if (requests, kind) in self._passes else None
 
-    def prepare(self, requests: int, kind: Kind) -> None:
-        """Record a pass now if it is not recorded yet. It may overwrite its inputs."""
-        if (requests, kind) in self._passes and (requests, kind) not in self._recordings:
-            self._record((requests, kind))
+    def prepare(self, size: int, kind: Kind, mask: Mask | None = None) -> None:
+        """Record a pass now if it is not recorded yet. It reads what is in its buffers, or padding: ``mask(first, end)``
+        makes requests that."""
+        if (size, kind) not in self._recordings:
+            if mask is not None:
+                mask(0, size)
+            self._record((size, kind))
 
     def replay(self, size: int, kind: Kind, without: Collection[Piece] = ()) -> Any:
         """The result of a pass, run ``without`` these pieces; one that leaves out any has been prepared."""
