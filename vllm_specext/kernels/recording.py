@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -24,16 +25,11 @@ WHOLE = "whole"
 """Name of what comes before the first cut."""
 
 aten = torch.ops.aten
-WAITS = frozenset(
-    {
-        aten._local_scalar_dense.default,
-        aten.nonzero.default,
-        aten.masked_select.default,
-        aten.equal.default,
-        aten.is_nonzero.default,
-    }
-)
-"""Operations whose result Python sees, or whose shape depends on values: a replay cannot repeat what followed."""
+WAITS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+"""Tags of operations whose result Python sees, or whose shape depends on values: a replay cannot repeat what
+followed."""
+READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})
+"""What reads memory without an operation, so that Python sees values."""
 ALLOCATES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 REPEATS: dict[Any, Callable[..., Any]] = {
     aten._to_copy.default: Tensor.copy_,
@@ -101,7 +97,7 @@ class Recording:
     @contextmanager
     def taking(self) -> Iterator[None]:
         """Take down what runs here. Raises ``RuntimeError`` at the first operation that cannot be replayed."""
-        with _Taker(self._taken):
+        with _Watch(), _Taker(self._taken):
             yield
 
     def cut(self, piece: Piece) -> None:
@@ -134,7 +130,7 @@ class _Taker(TorchDispatchMode):
         self._taken = taken
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in WAITS:
+        if _waits(func, args):
             raise RuntimeError(f"a pass that runs {func} cannot be recorded: Python sees its result")
         kwargs = kwargs or {}
         # Operators of other libraries may pass for compositions of others and do their work unseen.
@@ -143,13 +139,27 @@ class _Taker(TorchDispatchMode):
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
-        made = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():  # what an operator of Python's does inside is its own
+            made = func(*args, **kwargs)
         operation = Operation(func, args, kwargs, _tensors(made))
         # A view stays one, and what is allocated stays where it is.
         is_view = bool(operation.made) and all(_storage(tensor) in operation.reads for tensor in operation.made)
         if func._schema.is_mutable or not is_view:
             self._taken.append(operation)
         return made
+
+
+class _Watch(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            raise RuntimeError(f"a pass that runs {func} cannot be recorded: Python sees its result")
+        return func(*args, **(kwargs or {}))
+
+
+def _waits(operator: Any, args: tuple[Any, ...]) -> bool:
+    if operator == aten.index.Tensor:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return not WAITS.isdisjoint(operator.tags)
 
 
 def _needed(taken: Sequence[Operation]) -> set[int]:

@@ -65,8 +65,8 @@ class RecordedPasses:
         return requests if (requests, kind) in self._passes else None
 
     def prepare(self, size: int, kind: Kind, mask: Mask | None = None) -> None:
-        """Record a pass now if it is not recorded yet. It reads what is in its buffers, or padding: ``mask(first, end)``
-        makes requests that."""
+        """Record a pass now if it is not recorded yet. It reads what is in its buffers, which ``mask(first, end)``, if
+        given, fills with padding first."""
         if (size, kind) not in self._recordings:
             if mask is not None:
                 mask(0, size)
