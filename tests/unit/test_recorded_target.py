@@ -105,7 +105,7 @@ def test_a_model_that_counts_in_python_is_found_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = Steps(monkeypatch, forward=lambda **inputs: steps.forward(**inputs) + steps.runs)
-    logging.getLogger("vllm").propagate = True
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     with caplog.at_level(logging.WARNING):
         for seed in range(5):
             result, expected = steps.step(3, seed)
