@@ -11,7 +11,7 @@ from vllm.config import CompilationMode, VllmConfig
 from vllm.platforms import current_platform
 
 from vllm_specext.cpu_runner.eager_layers import are_wanted
-from vllm_specext.kernels import native
+from vllm_specext.kernels.native.library import library
 from vllm_specext.kernels.recording import Piece, Recording
 
 Kind = Hashable
@@ -31,7 +31,7 @@ def records_passes(vllm_config: VllmConfig) -> bool:
         and are_wanted()
         and vllm_config.compilation_config.mode == CompilationMode.NONE
         and vllm_config.parallel_config.world_size == 1
-        and native.is_available()
+        and library() is not None
     )
 
 
