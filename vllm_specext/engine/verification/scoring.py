@@ -89,12 +89,12 @@ class DrawnDraftVerifier(ScoringVerifier):
         verify_draft_sampled: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         self._slots = expanded_idx_mapping
-        # Synthetic acceptance believes chance, and not the target.
-        greedy = None if self.synthetic_conditional_rates is not None else likeliest(self.sampler, logits, idx_mapping_np)
-        if greedy is not None:
-            self._chosen = greedy
-            width = self.num_speculative_steps + 1
-            return logits, *accept_chain(greedy, verify_draft_sampled, cu_num_logits, width)
+        # Where acceptance is synthetic, it is not the target that decides.
+        synthetic = self.synthetic_conditional_rates is not None
+        drawn = None if synthetic else likeliest(self.sampler, logits, idx_mapping_np)
+        if drawn is not None:
+            self._chosen = drawn
+            return logits, *accept_chain(drawn, verify_draft_sampled, cu_num_logits, self.num_speculative_steps + 1)
         processed_logits, emitted, num_sampled = super()._verify(
             logits,
             draft_logits,
