@@ -24,6 +24,7 @@ PROCESSOR_SECONDS = {
     "tests/engine/test_eagle_formats.py": 40,
     "tests/engine/test_eagle_graphs.py": 20,
     "tests/engine/test_foreign.py": 190,
+    "tests/engine/test_greedy.py": 50,
     "tests/engine/test_lora.py": 30,
     "tests/engine/test_lossless.py": 100,
     "tests/engine/test_moa.py": 90,

@@ -37,6 +37,20 @@ def accept_every_draft() -> None:
     verification.accept_chain = accept_chain  # type: ignore[assignment]
 
 
+def take_every_batch_for_greedy() -> None:
+    """One argmax draws for requests with noise, too."""
+    import vllm_specext.engine.verification.greedy as greedy
+
+    greedy.wants_nothing_else = lambda sampler, slots: True
+
+
+def overlook_what_changes_logits() -> None:
+    """One argmax draws wherever there is no noise."""
+    import vllm_specext.engine.verification.greedy as greedy
+
+    greedy.wants_nothing_else = lambda sampler, slots: not sampler.sampling_states.temperature.np[slots].any()
+
+
 def skip_compaction() -> None:
     """Keys and values of an accepted path stay where its nodes were."""
     import vllm_specext.engine.verification.compaction as compaction

@@ -7,9 +7,10 @@ the folder of a LoRA adapter as ``"lora"`` and what is to be embeddings as ``"em
 wanted; one ``generate`` call each), ``sessions`` (of streaming input, see ``sessions.py``), ``keep_async`` (leave
 asynchronous scheduling as vLLM decided it, which its CPU platform then switches off), ``sabotage`` (name of a
 fault in ``faults.py``, for the negative controls), ``graphs`` (numbers of requests that the drafter's recorded graphs
-are for), ``record`` (file for the inputs and outputs of the drafter's forward passes) and ``ray`` (number of ranks that
-Ray runs on this machine's cores).
-``OUT``: token ids per request, logprobs where asked, counters, and the number of verifications by nodes.
+are for), ``record`` (file for the inputs and outputs of the drafter's forward passes), ``ray`` (number of ranks that
+Ray runs on this machine's cores) and ``whole_sampler`` (no batch draws by one argmax).
+``OUT``: token ids per request, logprobs where asked, counters, the number of verifications by nodes, and by round how
+often one argmax was enough to draw for a batch (``greedy.py``), and how often it was not.
 """
 
 import json
@@ -103,6 +104,23 @@ replays: list[Any] = []
 """What ran of them."""
 
 
+def count_greedy_draws(never: bool) -> None:
+    """Count the batches that are asked whether one argmax will do, by the answer; ``never``: it is always no."""
+    from vllm_specext.engine.verification import greedy
+
+    stock = greedy.wants_nothing_else
+
+    def wants_nothing_else(*args: Any) -> bool:
+        answer = stock(*args) and not never
+        draws["argmax" if answer else "sampler"] += 1
+        return answer
+
+    greedy.wants_nothing_else = wants_nothing_else
+
+
+draws = {"argmax": 0, "sampler": 0}
+
+
 def sampling_params(values: dict[str, Any]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
@@ -184,6 +202,7 @@ def replace_in_vllm(spec: dict[str, Any]) -> None:
         from tests.engine import faults
 
         getattr(faults, spec["sabotage"])()
+    count_greedy_draws(never=spec.get("whole_sampler", False))
 
 
 def main(spec_path: str, out_path: str) -> None:
@@ -202,7 +221,9 @@ def main(spec_path: str, out_path: str) -> None:
     if spec.get("record"):
         record_drafter(spec["llm"]["speculative_config"]["method"], spec["record"])
     outputs = []
+    draws_by_round = []
     for requests in spec["rounds"]:
+        draws.update(argmax=0, sampler=0)
         prompts = [prompt(request) for request in requests]
         params = [sampling_params(request["sampling"]) for request in requests]
         adapters = [adapter(request.get("lora")) for request in requests]
@@ -216,6 +237,7 @@ def main(spec_path: str, out_path: str) -> None:
                     "reason": completion.finish_reason,
                 }
             )
+        draws_by_round.append(dict(draws))
     outputs += sessions.run(llm, spec.get("sessions", []), sampling_params)
     metrics = llm.get_metrics()
     counters = {m.name: m.value for m in metrics if m.name in COUNTERS}
@@ -228,6 +250,7 @@ def main(spec_path: str, out_path: str) -> None:
                 "counters": counters,
                 "sizes": sizes,
                 "replays": replays,
+                "draws": draws_by_round,
                 "v2": engine.use_v2_model_runner,
                 "async": engine.scheduler_config.async_scheduling,
                 "shortened": shortened(llm),

@@ -29,7 +29,7 @@ def test_every_signature_that_we_rely_on_is_that_of_the_installed_vllm() -> None
 
 
 def test_a_changed_signature_and_a_missing_function_are_named() -> None:
-    sampler = "vllm.v1.worker.gpu.sample.sampler:Sampler.sample"
+    sampler = "vllm.v1.worker.gpu.sample.sampler:Sampler.apply_sampling_params"
     found = problems_in_a_fresh_process(
         f"guard.RELIED_ON['{sampler}'] = 'self logits'", f"guard.RELIED_ON['{sampler}_not'] = 'self'"
     )

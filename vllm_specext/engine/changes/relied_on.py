@@ -56,10 +56,12 @@ RELIED_ON: dict[str, str] = {
         "self num_tokens attn_metadata slot_mappings num_tokens_across_dp cudagraph_runtime_mode mm_inputs"
     ),
     f"{_RUNNER}.spec_decode.eagle.utils:load_eagle_model": "target_model vllm_config",
-    f"{_RUNNER}.sample.sampler:Sampler.sample": (
+    f"{_RUNNER}.sample.sampler:Sampler.add_request": "self req_idx sampling_params",
+    f"{_RUNNER}.sample.sampler:Sampler.apply_sampling_params": (
         "self logits expanded_idx_mapping idx_mapping idx_mapping_np pos input_ids expanded_local_pos "
-        "seq_lens_upper_bound_np return_logprobs"
+        "seq_lens_upper_bound_np skip_top_k_top_p"
     ),
+    f"{_RUNNER}.sample.states:SamplingStates.add_request": "self req_idx sampling_params",
     f"{_RUNNER}.sample.sampler:Sampler.get_logprobs_dims": "self idx_mapping_np include_token_ids",
     f"{_RUNNER}.sample.logprob:compute_topk_scores": (
         "logits num_logprobs sampled_token_ids cu_num_logits logprob_token_ids_state expanded_idx_mapping "

@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.verification.greedy import likeliest
 from vllm_specext.engine.verification.scoring import ScoringVerifier
 from vllm_specext.engine.verification.tree_steps import TreeSteps
 from vllm_specext.kernels.tree_walk import accept_chain, accept_tree
@@ -37,17 +38,20 @@ class TargetOnlyVerifier(ScoringVerifier):
         seq_lens_upper_bound_np: np.ndarray,
         verify_draft_sampled: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        drawn, processed_logits = self.sampler.sample(
-            logits,
-            expanded_idx_mapping,
-            idx_mapping,
-            idx_mapping_np,
-            self.noise_positions(pos, expanded_idx_mapping, expanded_local_pos),
-            draft_sampled,
-            expanded_local_pos,
-            seq_lens_upper_bound_np,
-            return_logprobs=self._logprobs_dims is not None,
-        )
+        processed_logits = logits
+        drawn = likeliest(self.sampler, logits, idx_mapping_np)
+        if drawn is None:
+            drawn, processed_logits = self.sampler.sample(
+                logits,
+                expanded_idx_mapping,
+                idx_mapping,
+                idx_mapping_np,
+                self.noise_positions(pos, expanded_idx_mapping, expanded_local_pos),
+                draft_sampled,
+                expanded_local_pos,
+                seq_lens_upper_bound_np,
+                return_logprobs=self._logprobs_dims is not None,
+            )
         self._chosen, self._slots = drawn, expanded_idx_mapping
         emitted, num_sampled = self.walk(drawn, verify_draft_sampled, cu_num_logits, idx_mapping)
         return processed_logits, emitted, num_sampled

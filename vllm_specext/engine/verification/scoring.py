@@ -13,6 +13,9 @@ from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
+from vllm_specext.engine.verification.greedy import likeliest
+from vllm_specext.kernels.tree_walk import accept_chain
+
 
 class ScoringVerifier(RejectionSampler):
     """vLLM's verification step. A subclass gives ``_verify``, which sets the two tensors below."""
@@ -68,7 +71,8 @@ class ScoringVerifier(RejectionSampler):
 
 
 class DrawnDraftVerifier(ScoringVerifier):
-    """vLLM's own acceptance rule, for drafts that were drawn with probabilities."""
+    """vLLM's own acceptance rule, for drafts that were drawn with probabilities. A greedy request's draft is accepted
+    where it is the likeliest token, which a walk finds too."""
 
     def _verify(
         self,
@@ -84,6 +88,13 @@ class DrawnDraftVerifier(ScoringVerifier):
         seq_lens_upper_bound_np: np.ndarray,
         verify_draft_sampled: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        self._slots = expanded_idx_mapping
+        # Where acceptance is synthetic, it is not the target that decides.
+        synthetic = self.synthetic_conditional_rates is not None
+        drawn = None if synthetic else likeliest(self.sampler, logits, idx_mapping_np)
+        if drawn is not None:
+            self._chosen = drawn
+            return logits, *accept_chain(drawn, verify_draft_sampled, cu_num_logits, self.num_speculative_steps + 1)
         processed_logits, emitted, num_sampled = super()._verify(
             logits,
             draft_logits,
@@ -102,5 +113,4 @@ class DrawnDraftVerifier(ScoringVerifier):
         # What follows the last emitted token of a request was never written.
         is_emitted = expanded_local_pos < num_sampled[request]
         self._chosen = torch.where(is_emitted, emitted[request, expanded_local_pos], 0)
-        self._slots = expanded_idx_mapping
         return processed_logits, emitted, num_sampled
