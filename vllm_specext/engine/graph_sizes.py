@@ -10,6 +10,7 @@ from vllm_specext.engine.changes.replacements import replaces
 
 logger = init_logger(f"vllm.{__name__}")
 
+
 @replaces(
     "vllm.config.compilation.CompilationConfig.cudagraph_mode",
     name="graphs of mixed batches",

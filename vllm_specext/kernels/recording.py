@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from vllm_specext.kernels.native.operators import bind
+
 Call = Callable[[], Any]
 Piece = Hashable
 
@@ -40,9 +42,6 @@ REPEATS: dict[Any, Callable[..., Any]] = {
 }
 """Operations that have no overload which writes to given tensors under the same arguments: what to do with their result
 and their first argument instead."""
-BINDERS: dict[Any, Callable[[tuple[Any, ...]], Call | None]] = {}
-"""By operator: how a call with these arguments becomes one that has worked out all addresses; ``None`` where that
-cannot be done."""
 
 
 class Operation(NamedTuple):
@@ -68,8 +67,7 @@ class Operation(NamedTuple):
 
     def call(self) -> Call:
         """The operation again, with its results where they are."""
-        bind = BINDERS.get(self.operator)
-        if bind is not None and not self.kwargs and (bound := bind(self.args)) is not None:
+        if (bound := None if self.kwargs else bind(self.operator, self.args)) is not None:
             return bound
         if self.operator in REPEATS:
             return partial(REPEATS[self.operator], self.made[0], *self.args[:1])
@@ -78,7 +76,9 @@ class Operation(NamedTuple):
             return partial(self.operator._op, *self.args, **self.kwargs)
         writing = _writing(self.operator)
         if writing is not None and len(writing.names) == len(self.made) == len(fresh):
-            return partial(writing.operator._op, *self.args, **self.kwargs, **dict(zip(writing.names, fresh, strict=True)))
+            return partial(
+                writing.operator._op, *self.args, **self.kwargs, **dict(zip(writing.names, fresh, strict=True))
+            )
         return partial(_again, self)
 
 
@@ -162,7 +162,12 @@ def _needed(taken: Sequence[Operation]) -> set[int]:
         made = {_storage(tensor) for tensor in operation.made}
         if _allocates(operation.operator):
             continue
-        if not operation.writes and operation.reads <= constant and not made & changed and not _draws(operation.operator):
+        if (
+            not operation.writes
+            and operation.reads <= constant
+            and not made & changed
+            and not _draws(operation.operator)
+        ):
             constant |= made
         else:
             needed.add(place)

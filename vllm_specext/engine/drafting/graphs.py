@@ -20,9 +20,8 @@ from vllm.model_executor.offloader.base import get_offloader
 from vllm.utils.torch_utils import current_stream
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
-from vllm_specext.engine.drafting.recorded_passes import Kind, RecordedPasses, records_passes
+from vllm_specext.engine.drafting.recorded_passes import Kind, Mask, RecordedPasses, records_passes
 from vllm_specext.kernels.recording import WHOLE, Piece
-
 
 
 class DraftGraphs(CudaGraphManager):
@@ -70,7 +69,7 @@ class DraftGraphs(CudaGraphManager):
     def offer(self, requests: int, kind: Kind, run: Callable[[], Any]) -> None:
         """Nothing: what is captured was captured at start."""
 
-    def prepare(self, requests: int, kind: Kind) -> None:
+    def prepare(self, size: int, kind: Kind, mask: Mask | None = None) -> None:
         """Nothing, for the same reason."""
 
     def cut(self, piece: Piece) -> None:
@@ -113,9 +112,7 @@ class DraftGraphs(CudaGraphManager):
 Graphs = DraftGraphs | RecordedPasses
 
 
-def draft_graphs(
-    vllm_config: VllmConfig, device: torch.device, mode: CUDAGraphMode, sizes: Collection[int]
-) -> Graphs:
+def draft_graphs(vllm_config: VllmConfig, device: torch.device, mode: CUDAGraphMode, sizes: Collection[int]) -> Graphs:
     """What a speculator's passes run in: graphs for these ``sizes`` of a batch, where the target's ``mode`` has any, or
     recordings."""
     if records_passes(vllm_config):

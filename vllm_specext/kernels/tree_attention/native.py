@@ -39,8 +39,10 @@ def tree_attention(
     soft_cap: float,
     sliding_window: int,
 ) -> None:
+    # Not ``max_seq_len``: a recording is replayed when the requests have become longer.
+    capacity = rows.block_table.shape[1] * key_cache.shape[2]
     OPERATOR.overload(
         query, key_cache, value_cache,
         rows.block_table, rows.query_start_loc, rows.prefix_lens, rows.visible, out,
-        rows.num_rows, rows.max_query_len, rows.num_nodes, rows.max_seq_len, scale, soft_cap, sliding_window,
+        rows.num_rows, rows.max_query_len, rows.num_nodes, capacity, scale, soft_cap, sliding_window,
     )  # fmt: skip
