@@ -8,7 +8,6 @@ others are never drafted. Verification scores them all, so that the output stays
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -101,11 +100,3 @@ def choose(ids: Sequence[int], special: Collection[int], size: int | None) -> tu
             "draft_vocab_file."
         )
     return tuple(sorted([*special, *others[: size - len(special)]]))
-
-
-def ids_that_end(*configurations: Any) -> set[int]:
-    """What configurations have under ``eos_token_id``: one id, several or none each."""
-    found: set[int] = set()
-    for value in configurations:
-        found.update([value] if isinstance(value, int) else value or [])
-    return found
