@@ -42,7 +42,6 @@ FUNCTIONS = (
     Watched("head", f"{_MOA_MODEL}:MoAForCausalLM.compute_logits", MOA),
     Watched("head", f"{_GRIFFIN}:best_tokens", GRIFFIN | TREES),
     Watched("head", f"{_MOA}:best_tokens", MOA),
-    Watched("head", f"{_GROWTH}:best_tokens", GROWS),
     Watched("expansion", f"{_GROWTH}:expansion", GROWS),
     Watched("expansion", f"{_EXPANSION}.grow", GROWS),
     Watched("expansion", f"{_EXPANSION}.tree", GROWS),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.verdict import rows as figures_of_soak
-from scripts.markdown import table
+from scripts.markdown import code, table
 from vllm_specext.bench.configurations import PLAIN
 from vllm_specext.bench.summary import LATENCIES, cells
 
@@ -32,6 +32,21 @@ def tokens_per_verification() -> str:
     return table(
         ("draft", *drafters.values()), ([draft, *(found.get((draft, one), "") for one in drafters)] for draft in drafts)
     )
+
+
+def draft_vocabulary() -> str:
+    """By the tokens that the drafter scores and by drafter."""
+    rows = read("draft_vocabulary.json")["rows"]
+    drafters = list(dict.fromkeys(row["drafter"] for row in rows))
+    whole = {row["drafter"]: row for row in rows if row["of_the_vocabulary"] == 1}
+    lines: dict[int, list[str]] = {}
+    for row in rows:
+        size, own = row["draft_vocab_size"], row["tokens_per_verification"]
+        share = f"{row['of_the_vocabulary']:.1%}", f"{row['of_the_counted_tokens']:.1%}"
+        left = own / whole[row["drafter"]]["tokens_per_verification"]
+        lines.setdefault(size, [str(size), *share]).append(f"{own:.2f} ({left:.0%})")
+    header = "tokens scored", "of the vocabulary", "of the counted text", *map(code, drafters)
+    return table(header, lines.values())
 
 
 def tokens_by_depth() -> str:
@@ -215,6 +230,7 @@ def soak() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "benchmark tokens per verification": tokens_per_verification,
     "benchmark tokens by depth": tokens_by_depth,
+    "benchmark draft vocabulary": draft_vocabulary,
     "benchmark under load": under_load,
     "benchmark sweep": sweep,
     "benchmark acceptance": acceptance,

@@ -85,12 +85,26 @@ class DrafterOptions(MethodOptions):
         return TreeShape(nodes, depth, top_k)
 
 
+class SharedHeadOptions(DrafterOptions):
+    """The keys that methods share whose drafter scores tokens with the target's own output layer."""
+
+    draft_vocab_size: int | None = Field(
+        None,
+        ge=1,
+        description="tokens that the drafter scores and can draft: the target's special ones, then the first of "
+        "draft_vocab_file; when absent, all of the file, of the checkpoint's d2t, or of the target",
+    )
+    draft_vocab_file: str | None = Field(
+        None, min_length=1, description="file with the target's tokens, most frequent first, from vllm-specext vocab"
+    )
+
+
 BLOCK_DROP = "keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
 
 NUM_DRAFTED = "most drafted tokens verified at once; the chain's length when tree_top_k is 1"
 
 
-class GriffinOptions(DrafterOptions):
+class GriffinOptions(SharedHeadOptions):
     method: Literal["griffin"] = "griffin"
     num_speculative_tokens: int = Field(59, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
     disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
@@ -118,7 +132,7 @@ class EagleTreeOptions(StockDrafterOptions):
     method: Literal["eagle-tree"] = "eagle-tree"
 
 
-class MoAOptions(DrafterOptions):
+class MoAOptions(SharedHeadOptions):
     root_slots = 1
 
     method: Literal["moa"] = "moa"

@@ -91,6 +91,10 @@ SERVE: dict[str, BadInput] = {
         "'num_speculative_tokens' is 21", "at most 20", num_speculative_tokens=21, tree_depth=2, tree_top_k=4
     ),
     "no drafter": launch({"method": "moa"}, "'model' is missing"),
+    "a missing vocabulary": griffin("'draft_vocab_file' is 'gone'", "no file", draft_vocab_file="gone"),
+    "a vocabulary of another target": griffin(
+        "ids.json: vocab_size is 5", "2048", draft_vocab_file="ids.json", prepare=file("ids.json", '{"vocab_size": 5}')
+    ),
     "a drafter's missing folder": launch(GONE, "'model' is './gone'"),
     "a drafter that cannot be fetched": griffin("'model' is 'no/drafter'", "hub", model="no/drafter"),
     "a drafter's damaged config.json": griffin(
@@ -175,6 +179,13 @@ OTHERS: dict[str, BadInput] = {
     ),
     "a missing text": command("pair TARGET TARGET --text gone", "--text is 'gone'"),
     "pair without tokenizers": command("pair TARGET TARGET", "tokenizers", "vllm-specext[cpu]", without="tokenizers"),
+    "a missing text to count": command("vocab --target TARGET --text gone", "--text is 'gone'", "no file"),
+    "a missing target to count for": command(
+        "vocab --target ./gone --text a", "--target is './gone'", prepare=file("a", "a")
+    ),
+    "ids in a missing folder": command(
+        "vocab --target TARGET --text a --output gone/ids.json", "--output is 'gone/ids.json'", prepare=file("a", "a")
+    ),
     "a missing set": command("swift gone", "gone is no file"),
     "a set that is no JSON": command("swift set.json", "set.json is not a JSON file", prepare=file("set.json", DEEP)),
     "a picture below a file": command("swift set.json --output set.json/x.png", "--output is", prepare=found),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests import forks
-from tests.engine.workload import DRAFTS, EAGLE3, GRIFFIN, MOA, TARGET, requests
+from tests.engine.workload import DRAFT_VOCABULARY, DRAFTS, EAGLE3, GRIFFIN, MOA, TARGET, requests
 
 ROUND = requests(36)
 AGAIN = ROUND[:9]
@@ -61,6 +61,12 @@ def eagle3(nodes: int, top_k: int, **own: Any) -> dict[str, Any]:
 def of_method(method: str, drafter: Path, nodes: int, top_k: int, **own: Any) -> dict[str, Any]:
     like = tree(nodes, top_k)["speculative_config"]
     return {"speculative_config": like | {"method": method, "model": str(drafter)} | own}
+
+
+def small(config: dict[str, Any], tokens: int = 256) -> dict[str, Any]:
+    """``config``, of one of the above, with a drafter that scores so many ``tokens``."""
+    own = {"draft_vocab_file": str(DRAFT_VOCABULARY), "draft_vocab_size": tokens}
+    return {"speculative_config": config["speculative_config"] | own}
 
 
 # 12 layers and the drafter's one, 2 heads of 64, float32: 32 tokens take 13 * 2 * 2 * 64 * 4 * 32 bytes. Eight requests

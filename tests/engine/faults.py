@@ -144,6 +144,39 @@ def mask_target_to_what_is_drafted() -> None:
     _before_rejection(fault)
 
 
+def draft_places_for_tokens() -> None:
+    """The places of tokens among those that the drafter scores pass for the target's ids."""
+    from vllm_specext.engine.drafting.draft_head import DraftHead
+
+    DraftHead.target_ids = lambda self, tokens: tokens  # type: ignore[method-assign]
+
+
+def mask_target_to_the_draft_vocabulary() -> None:
+    """The target, too, scores only what the drafter scores."""
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    from vllm_specext.engine.drafting import draft_head
+
+    stock, init = LogitsProcessor.forward, draft_head.DraftHead.__init__
+    scored: list[Any] = []
+
+    def made(self: Any, head: Any, processor: Any, ids: Any = None) -> None:
+        init(self, head, processor, ids)
+        scored[:] = [] if ids is None else [ids]
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        logits = stock(self, *args, **kwargs)
+        for ids in scored:
+            if logits.shape[-1] > len(ids):
+                kept = logits.new_full(logits.shape, -float("inf"))
+                kept[:, ids] = logits[:, ids]
+                logits = kept
+        return logits
+
+    draft_head.DraftHead.__init__ = made  # type: ignore[method-assign]
+    LogitsProcessor.forward = forward
+
+
 def go_on_after_what_was_cut_off() -> None:
     """A session's next turn follows drafts that were accepted beyond the last token of the turn before."""
     import vllm_specext.engine.scheduler.scheduling as scheduling

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import ROUND, Result, eagle3, moa, tree
+from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, small, tree
 from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
 from tests.engine.test_swift import swift
@@ -44,8 +44,15 @@ def two_ranks(engines: Engines) -> Iterator[Engines]:
 
 @pytest.mark.parametrize(
     "llm",
-    [tree(24, 4), eagle3(24, 4), moa(24, 4), swift(), foreign("slem", FOREIGN_BPE)],
-    ids=["griffin", "eagle3", "moa", "swift", "slem"],
+    [
+        tree(24, 4),
+        small({"speculative_config": CHAIN}),
+        eagle3(24, 4),
+        moa(24, 4),
+        swift(),
+        foreign("slem", FOREIGN_BPE),
+    ],
+    ids=["griffin", "griffin-few-tokens", "eagle3", "moa", "swift", "slem"],
 )
 def test_two_ranks_give_the_tokens_of_plain_decoding(two_ranks: Engines, llm: dict[str, Any]) -> None:
     result = two_ranks(llm)

@@ -14,6 +14,9 @@ EAGLE3 = DEMO / "models" / "eagle3"
 MOA = DEMO / "models" / "moa"
 FOREIGN_BPE = DEMO / "models" / "foreign_bpe"
 FOREIGN_BYTES = DEMO / "models" / "foreign_bytes"
+DRAFT_VOCABULARY = Path(__file__).parents[1] / "data" / "draft_vocabulary.json"
+"""The 300 most frequent of the target's 2048 tokens in the bundled models' training text, as ``vllm-specext vocab``
+writes them."""
 DRAFTS = 4
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}

@@ -19,6 +19,7 @@ from vllm_specext.cli.pair import pair
 from vllm_specext.cli.serve import serve
 from vllm_specext.cli.swift import swift
 from vllm_specext.cli.version import show_version
+from vllm_specext.cli.vocab import vocab
 from vllm_specext.errors import ConfigurationError
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -53,6 +54,7 @@ app.command()(doctor)
 app.command()(methods)
 app.command()(pair)
 app.command()(swift)
+app.command()(vocab)
 app.add_typer(bench.app, name="bench")
 
 

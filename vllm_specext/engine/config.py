@@ -33,6 +33,8 @@ class SpecExtConfig(SpeculativeConfig):
     """The user's keys as they were checked."""
     draft_overrides: dict[str, Any] | None = None
     """What the drafter's ``config.json`` is overridden with: its architecture and the widths read from its tensors."""
+    draft_vocabulary: tuple[int, ...] | None = None
+    """The target's tokens that the drafter scores, ascending; ``None`` for all."""
 
     def __post_init__(self) -> SpeculativeConfig:
         target = self.target_model_config
@@ -158,6 +160,7 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
             method=method.name,
             options=options,
             draft_overrides=overrides or None,
+            draft_vocabulary=prepared.draft_vocabulary,
             target_model_config=model,
             target_parallel_config=parallel,
         )

@@ -57,6 +57,9 @@ def configured(vllm_config: Any) -> list[Line]:
         ("Drafter", drafter),
         ("Drafts", drafts),
     ]
+    if config.draft_vocabulary is not None:
+        tokens = vllm_config.model_config.get_vocab_size()
+        lines.append(("Drafted from", f"{len(config.draft_vocabulary)} of the target's {tokens} tokens"))
     if schedule := config.num_speculative_tokens_per_batch_size:
         lines.append(("Drafted tokens by number of running requests", describe(schedule, depth)))
     else:

@@ -43,6 +43,10 @@ FLOAT = "floating-point"
 _DTYPES = dict.fromkeys(("F64", "F32", "F16", "BF16"), FLOAT) | {"I64": "int64", "BOOL": "bool"}
 """Types of numbers by the names that safetensors has for them."""
 
+DRAFT_VOCABULARY = {"d2t": "int64", "t2d": "bool"}
+"""Tensors that say which of the target's tokens a drafter scores, with their types, as EAGLE-3 has them. The second
+says nothing that the first does not, and is never read."""
+
 _CHECKED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """Types whose values are looked at; the numbers of quantised tensors are not what they stand for."""
 
@@ -81,8 +85,8 @@ def tensor_headers(path: Path) -> dict[str, Header]:
 
 
 def tensor_shapes(path: Path) -> Shapes:
-    """The shapes of all tensors in ``path``, from the header alone: no weight is read."""
-    found = tensor_headers(path)
+    """The shapes of all weights in ``path``, from the header alone: no weight is read."""
+    found = {name: header for name, header in tensor_headers(path).items() if name not in DRAFT_VOCABULARY}
     check_floating(path, found)
     return {name: header.shape for name, header in found.items()}
 
@@ -106,9 +110,14 @@ def load_tensor(path: Path, name: str) -> Tensor:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors by name, on the CPU and in the file's dtype."""
+    """All weights by name, on the CPU and in the file's dtype."""
     tensors = _load_bin(path, "cpu") if path.name == BIN else _load_safetensors(path)
-    return {name: tensor for name, tensor in finite(path, tensors.items()) if not _is_ignored(name)}
+    return dict(only_weights(finite(path, tensors.items())))
+
+
+def only_weights(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Those of a drafter's ``tensors`` that its model has parameters for."""
+    return (one for one in tensors if not _is_ignored(one[0]) and one[0] not in DRAFT_VOCABULARY)
 
 
 def finite(place: Path | str, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

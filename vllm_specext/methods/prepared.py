@@ -10,3 +10,5 @@ class Prepared:
     """Values for vLLM's own speculative keys."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Keys of the drafter's ``config.json`` with the values that take the place of the file's."""
+    draft_vocabulary: tuple[int, ...] | None = None
+    """The target's tokens that the drafter scores, ascending; ``None`` for all."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from vllm_specext.engine.drafting.graphs import Graphs
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
-from vllm_specext.kernels.tree_expansion import best_tokens, expansion
+from vllm_specext.kernels.tree_expansion import expansion
 from vllm_specext.tree.budget import TreeShape
 
 Features = tuple[Tensor, Tensor | None]
@@ -68,6 +68,10 @@ class FirstLevel:
     """What the tokens' own pass reads, ``[R, d]``; ``None`` where it reads nothing but them."""
 
 
+Best = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""The most likely tokens of the target that follow rows with these features, so many for each, best first, and their
+log-probabilities."""
+
 Start = Callable[[int, bool, int], FirstLevel]
 """Finds the first level for so many requests; after the accepted paths were read from their buffers, or without; with
 the KV slots of the longest request."""
@@ -78,11 +82,11 @@ def grow(
     roots: Roots,
     shape: TreeShape,
     passes: NodePasses[Features],
-    logits: Callable[[Tensor], Tensor],
+    best: Best,
     longest: int,
 ) -> TreeDraft:
-    """Trees of this ``shape``, one level after the other. ``logits`` of features; ``longest``: KV slots of the longest
-    request before its first drafted node."""
+    """Trees of this ``shape``, one level after the other. ``longest``: KV slots of the longest request before its first
+    drafted node."""
     requests, k, starts = len(roots.starts), shape.top_k, roots.starts[:, None]
     features = None if first.features is None else first.features[:, None].expand(-1, k, -1)
     growing = expansion(first.tokens[:, :k], first.log_probs[:, :k], shape.depth)
@@ -97,7 +101,7 @@ def grow(
             features=features,
         )
         predict, regress = passes(nodes, (level + 1) * k, longest + (shape.depth - 1) * k)
-        tokens, log_probs = best_tokens(logits(predict), k)
+        tokens, log_probs = best(predict, k)
         growing.grow(tokens.view(requests, k, -1), log_probs.view(requests, k, -1))
         if regress is not None:
             parents = growing.frontier.parents[..., None].expand(-1, -1, regress.shape[-1])
@@ -114,14 +118,14 @@ class TreeGrower:
         self,
         start: Start,
         passes: NodePasses[Features],
-        logits: Callable[[Tensor], Tensor],
+        best: Best,
         roots: Roots,
         max_model_len: int,
         root_slots: int,
     ) -> None:
         """``roots``: buffers that ``start`` may read too. ``root_slots``: KV slots from the last sampled token's on
         that are not a drafted node's."""
-        self._start, self._passes, self._logits, self._roots = start, passes, logits, roots
+        self._start, self._passes, self._best, self._roots = start, passes, best, roots
         self._max_model_len, self._root_slots = max_model_len, root_slots
 
     def __call__(
@@ -150,7 +154,7 @@ class TreeGrower:
         """The same pass by pass."""
         first = self._start(requests, reads_paths, longest)
         roots = self._roots.part(requests)
-        return grow(first, roots, shape, self._passes, self._logits, longest + self._root_slots)
+        return grow(first, roots, shape, self._passes, self._best, longest + self._root_slots)
 
     def capture(
         self, graphs: Graphs, shapes: Mapping[int, Sequence[TreeShape]], mask: Callable[[int, int], None]

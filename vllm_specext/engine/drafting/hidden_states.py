@@ -28,6 +28,10 @@ class HiddenStateDrafter:
         """What ``model`` reads of the step's ``rows``, or of all where there are none: ``[rows, d]``."""
         return step.last_hidden_states if rows is None else step.last_hidden_states[rows]
 
+    def target_ids(self, model: Any, tokens: Tensor) -> Tensor:
+        """The target's ids of ``tokens``, which are places in the logits of ``model``."""
+        return tokens
+
 
 class ChainSpeculator(StepSpeculator, EagleSpeculator):
     """Chains, as vLLM drafts them."""
@@ -41,6 +45,10 @@ class ChainSpeculator(StepSpeculator, EagleSpeculator):
 
     def draft(self, step: Step) -> Drafts:
         return Drafts(self.draft_chains(step, self.drafter.features(self.model, step, None), step.length))
+
+    def sample_draft(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """vLLM's hook: a token for each row ``[T, d]``."""
+        return self.drafter.target_ids(self.model, super().sample_draft(hidden_states, *args, **kwargs))
 
     def draft_chains(self, step: Step, features: Tensor, length: int) -> Tensor:
         """vLLM's passes: one over the rows of the step with their ``features`` ``[T or more, d]``, then one for each

@@ -58,9 +58,7 @@ class TreeSpeculator(ChainSpeculator):
         self.first_tokens = torch.zeros(first, dtype=torch.int64, device=device)
         self.first_log_probs = torch.zeros(first, dtype=torch.float32, device=device)
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len)
-        self.grower = TreeGrower(
-            self._start, self.passes, self._logits, self.roots, self.max_model_len, self.root_slots
-        )
+        self.grower = TreeGrower(self._start, self.passes, self._best, self.roots, self.max_model_len, self.root_slots)
         self.draft_graphs: Graphs | None = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
@@ -153,7 +151,7 @@ class TreeSpeculator(ChainSpeculator):
     def sample_draft(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """vLLM's hook: the best token of each row. The runners-up are kept for a tree's first level, in place: a
         captured graph ends here, and the levels go on outside."""
-        tokens, log_probs = best_tokens(self._logits(hidden_states), self.sizes.largest.top_k)
+        tokens, log_probs = self._best(hidden_states, self.sizes.largest.top_k)
         self.first_tokens[: len(tokens)] = tokens
         self.first_log_probs[: len(tokens)] = log_probs
         return tokens[:, 0]
@@ -178,12 +176,12 @@ class TreeSpeculator(ChainSpeculator):
         predict, regress = self.passes(nodes, width, longest)
         assert regress is not None
         rows = torch.arange(requests, device=self.device) * width + paths.ends
-        tokens, log_probs = best_tokens(self._logits(predict[rows]), self.sizes.largest.top_k)
+        tokens, log_probs = self._best(predict[rows], self.sizes.largest.top_k)
         return FirstLevel(tokens, log_probs, regress[rows])
 
-    def _logits(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.model.compute_logits(features)
-        return logits
+    def _best(self, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        tokens, log_probs = best_tokens(self.model.compute_logits(features), k)
+        return self.drafter.target_ids(self.model, tokens), log_probs
 
     def _run(self, nodes: Nodes, metadata: dict[str, Any] | None, slot_mappings: dict[str, Tensor] | None) -> Features:
         count = nodes.ids.numel()

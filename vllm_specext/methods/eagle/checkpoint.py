@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import (
+    DRAFT_VOCABULARY,
     Header,
     Shapes,
     check_files,
@@ -26,13 +25,13 @@ from vllm_specext.methods.checkpoints import (
     read_object,
     tensor_headers,
 )
+from vllm_specext.methods.draft_vocabulary import tokens_of
 
 INDEX = "model.safetensors.index.json"
 FILES = ("config.json", "model*.safetensors", INDEX, "pytorch_model*.bin")
 """The files of a checkpoint on the hub."""
 
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin")
-_VOCABULARIES = {"d2t": "int64", "t2d": "bool"}
 _FIRST_LAYER = ("layers.0.", "midlayer.")
 """The names of the first layer; vLLM takes the second for the first."""
 
@@ -150,14 +149,14 @@ def check_checkpoint(directory: Path, shape: DrafterShape) -> None:
     sizes = {name: header.shape for name, header in found.items()}
     check_sizes(place, sizes)
     check_shapes(place, sizes, wanted)
-    for name, dtype in _VOCABULARIES.items():
+    for name, dtype in DRAFT_VOCABULARY.items():
         if name in found and found[name].dtype != dtype:
             raise ConfigurationError(
                 f"{holder[name]}: tensor {name} has the type {found[name].dtype}; expected {dtype}."
             )
-    check_floating(place, {name: header for name, header in found.items() if name not in _VOCABULARIES})
+    check_floating(place, {name: header for name, header in found.items() if name not in DRAFT_VOCABULARY})
     if "d2t" in found:
-        _check_draft_vocabulary(holder["d2t"], shape.vocab_size)
+        tokens_of(holder["d2t"], shape.vocab_size)
     # Here, because vLLM's classes keep weights in other forms once they are loaded.
     for _ in finite(place, ((name, load_tensor(file, name)) for name, file in holder.items())):
         pass
@@ -199,22 +198,3 @@ def _refuse_known(place: Path, name: str) -> None:
     else:
         return
     raise ConfigurationError(f"{place}: tensor {name} {reason}.")
-
-
-def _check_draft_vocabulary(path: Path, vocab_size: int) -> None:
-    """Every draft token has to be another one of the target's; on a GPU an index out of range ends the process."""
-    offsets = load_tensor(path, "d2t")
-    tokens = torch.arange(len(offsets)) + offsets
-    outside = ((tokens < 0) | (tokens >= vocab_size)).nonzero().flatten()
-    if len(outside):
-        first = int(outside[0])
-        raise ConfigurationError(
-            f"{path}: tensor d2t maps draft token {first} to token {int(tokens[first])}; the target's are "
-            f"0..{vocab_size - 1}."
-        )
-    ordered, counts = tokens.unique(return_counts=True)
-    if len(ordered) < len(tokens):
-        twice = int(ordered[counts > 1][0])
-        raise ConfigurationError(
-            f"{path}: tensor d2t maps {int(counts.max())} draft tokens to token {twice}; every one needs its own."
-        )

@@ -5,10 +5,11 @@ from functools import cached_property
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.end_ids import end_ids
 from vllm_specext.methods.foreign_vocab.distributions.overlap import shared_tokens
 from vllm_specext.methods.foreign_vocab.text.bridge import Bridge
 from vllm_specext.methods.foreign_vocab.text.roles import map_markers, opening
-from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import SAMPLES, Vocabulary, end_ids, read_vocabulary
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import SAMPLES, Vocabulary, read_vocabulary
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """What GRIFFIN needs before vLLM builds its configuration: the checkpoint's folder, checked, and the widths in its
 tensors."""
 
+from vllm_specext.engine.draft_vocabulary import draft_vocabulary
+from vllm_specext.methods.draft_vocabulary import KEYS as VOCABULARY_KEYS
 from vllm_specext.methods.griffin.checkpoint import check_against_target, read_shape
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
@@ -13,7 +15,7 @@ def prepare(options: GriffinOptions, launch: Launch) -> Prepared:
     directory = drafter_directory(options.model, options.revision)
     shape = read_shape(directory)
     check_against_target(shape, launch.model.get_hidden_size(), launch.model.get_vocab_size())
-    ours = {"method", "model", "revision", "tree_depth", "tree_top_k"}
+    ours = {"method", "model", "revision", "tree_depth", "tree_top_k", *VOCABULARY_KEYS}
     fields = options.model_dump(exclude=ours, exclude_none=True)
     overrides = {
         "vocab_size": shape.vocab_size,
@@ -30,4 +32,5 @@ def prepare(options: GriffinOptions, launch: Launch) -> Prepared:
         "tgf_size": shape.tgf_size,
         "tie_word_embeddings": False,
     }
-    return Prepared({**fields, "model": str(directory)}, overrides)
+    vocabulary = draft_vocabulary(options, launch, directory)
+    return Prepared({**fields, "model": str(directory)}, overrides, vocabulary)

@@ -24,18 +24,18 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.models.llama import LlamaAttention
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 
+from vllm_specext.engine.drafting.draft_head import DraftHead
 from vllm_specext.kernels.token_guided_fusion import (
     FusionWeights,
     fused_up_to_rows,
     token_guided_fusion,
     token_guided_fusion_of_rank,
 )
-from vllm_specext.methods.checkpoints import finite
+from vllm_specext.methods.checkpoints import finite, only_weights
 
 
 class FusionMLP(nn.Module):
@@ -180,7 +180,7 @@ class GriffinForCausalLM(nn.Module):
         super().__init__()
         layer_id = vllm_config.model_config.get_num_layers(vllm_config.parallel_config)
         self.model = GriffinModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), layer_id=layer_id)
-        self.logits_processor = LogitsProcessor(vllm_config.model_config.get_vocab_size())
+        self.draft_head: DraftHead  # over the target's, set when both are loaded
         self.folder = vllm_config.speculative_config.draft_model_config.model
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
@@ -193,11 +193,10 @@ class GriffinForCausalLM(nn.Module):
         return self.model(input_ids, positions, hidden_states)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Logits of the target's ``lm_head``, which the speculator sets together with its ``logits_processor``."""
-        return self.logits_processor(self.lm_head, hidden_states)
+        """Logits of the tokens that the drafter scores, from the head that the speculator sets."""
+        return self.draft_head(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        checked = finite(self.folder, weights)
-        ours = ((name, tensor) for name, tensor in checked if not name.endswith(".rotary_emb.inv_freq"))
+        ours = only_weights(finite(self.folder, weights))
         loaded = AutoWeightsLoader(self.model).load_weights(ours, mapper=self.weights_mapper)
         return {f"model.{name}" for name in loaded}

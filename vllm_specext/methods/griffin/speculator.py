@@ -1,26 +1,31 @@
 """GRIFFIN on vLLM's V2 runner.
 
 The drafter differs from EAGLE's in the model, which returns one feature for the logits and another for the recurrence,
-and in using the target's own computation of logits.
+and in using the target's own computation of logits, for all of the target's tokens or for some.
 """
 
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from vllm.config import VllmConfig
 
+from vllm_specext.engine.drafting.draft_head import draft_head
 from vllm_specext.engine.drafting.hidden_states import HiddenStateDrafter
 from vllm_specext.engine.drafting.speculator import StepSpeculator
-from vllm_specext.engine.drafting.target import logits_processor_of
 from vllm_specext.engine.drafting.tree_speculator import hidden_state_speculator
 
 
 class GriffinDrafter(HiddenStateDrafter):
     def load(self, target_model: Any, vllm_config: VllmConfig) -> nn.Module:
-        drafter = super().load(target_model, vllm_config)
-        drafter.logits_processor = logits_processor_of(target_model)
+        drafter: Any = super().load(target_model, vllm_config)
+        vocabulary = vllm_config.speculative_config.draft_vocabulary
+        drafter.draft_head = draft_head(drafter.lm_head, target_model, vocabulary)
         return drafter
+
+    def target_ids(self, model: Any, tokens: Tensor) -> Tensor:
+        found: Tensor = model.draft_head.target_ids(tokens)
+        return found
 
 
 def speculator(vllm_config: VllmConfig, device: torch.device) -> StepSpeculator:

@@ -4,7 +4,9 @@ tensors."""
 from dataclasses import asdict
 from typing import Any
 
+from vllm_specext.engine.draft_vocabulary import draft_vocabulary
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.draft_vocabulary import KEYS as VOCABULARY_KEYS
 from vllm_specext.methods.moa.checkpoint import MoAShape, TargetSizes, check_against_target, read_shape
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
@@ -47,9 +49,10 @@ def prepare(options: MoAOptions, launch: Launch) -> Prepared:
             f"method 'moa' with target_layer_inference {inference} cannot be combined with --enable-lora, because the "
             "target's last layers would run over drafted tokens without their adapters; target_layer_inference 0 can."
         )
-    ours = {"method", "model", "revision", "tree_depth", "tree_top_k", "target_layer_inference"}
+    ours = {"method", "model", "revision", "tree_depth", "tree_top_k", *VOCABULARY_KEYS, "target_layer_inference"}
     fields = options.model_dump(exclude=ours, exclude_none=True)
-    return Prepared({**fields, "model": str(directory)}, _overrides(shape, inference))
+    vocabulary = draft_vocabulary(options, launch, directory)
+    return Prepared({**fields, "model": str(directory)}, _overrides(shape, inference), vocabulary)
 
 
 def _overrides(shape: MoAShape, target_layer_inference: int) -> dict[str, Any]:

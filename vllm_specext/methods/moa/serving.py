@@ -18,11 +18,11 @@ from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_gather
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.models.llama import LlamaAttention, LlamaMLP
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 
-from vllm_specext.methods.checkpoints import finite
+from vllm_specext.engine.drafting.draft_head import DraftHead
+from vllm_specext.methods.checkpoints import finite, only_weights
 from vllm_specext.methods.layers import KV, Attention, Rotary
 from vllm_specext.methods.moa.checkpoint import LayerShape, MoAShape
 from vllm_specext.methods.moa.model import DecoderLayer
@@ -139,7 +139,7 @@ class MoAForCausalLM(nn.Module):
         self.model = MoAModel(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), layer_id=self.num_target_layers
         )
-        self.logits_processor = LogitsProcessor(vllm_config.model_config.get_vocab_size())
+        self.draft_head: DraftHead  # over the target's, set when both are loaded
         self.folder = vllm_config.speculative_config.draft_model_config.model
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
@@ -156,8 +156,8 @@ class MoAForCausalLM(nn.Module):
         return self.model(input_ids, positions)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Logits of the target's ``lm_head``, which the speculator sets together with its ``logits_processor``."""
-        return self.logits_processor(self.lm_head, hidden_states)
+        """Logits of the tokens that the drafter scores, from the head that the speculator sets."""
+        return self.draft_head(hidden_states)
 
     def keys_values(self, input_ids: Tensor, positions: Tensor, kv: Tensor) -> tuple[KV, KV]:
         """The keys and values of verified tokens ``[T]``, of self- and of cross-attention: each ``[T, heads · size]``.
@@ -184,7 +184,7 @@ class MoAForCausalLM(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         # The mapper would find the names of stacked parameters inside those of the plain layer as well.
-        tensors = dict(finite(self.folder, weights))
+        tensors = dict(only_weights(finite(self.folder, weights)))
         plain = {name: tensors.pop(name) for name in list(tensors) if name.startswith("layer_self_attention.")}
         loader = AutoWeightsLoader(self.model)
         loaded = loader.load_weights(plain.items()) | loader.load_weights(tensors.items(), mapper=self.weights_mapper)

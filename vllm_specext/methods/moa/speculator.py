@@ -23,6 +23,7 @@ from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
+from vllm_specext.engine.drafting.draft_head import draft_head
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, Roots, TreeGrower
 from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
@@ -30,7 +31,7 @@ from vllm_specext.engine.drafting.paths import PathInputs
 from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
-from vllm_specext.engine.drafting.target import language_model_of, logits_processor_of
+from vllm_specext.engine.drafting.target import language_model_of
 from vllm_specext.engine.drafting.tree_draft import hand_over, hand_over_chains
 from vllm_specext.engine.drafting.tree_sizes import TreeSizes
 from vllm_specext.engine.verification.attention import wrap_draft_layers
@@ -57,14 +58,12 @@ class MoASpeculator(StepSpeculator):
         self.itself = torch.ones(1, 1, 1, dtype=torch.int32, device=device)
         """A row that sees itself alone, as bits."""
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len, self._see)
-        self.grower = TreeGrower(
-            self._start, self.passes, self._logits, self.roots, self.max_model_len, self.root_slots
-        )
+        self.grower = TreeGrower(self._start, self.passes, self._best, self.roots, self.max_model_len, self.root_slots)
         self.draft_graphs: Graphs | None = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter: Any = load_eagle_model(target_model, self.vllm_config)
-        drafter.logits_processor = logits_processor_of(target_model)
+        drafter.draft_head = draft_head(drafter.lm_head, target_model, self.speculative_config.draft_vocabulary)
         layers = get_layers_from_vllm_config(self.vllm_config, Attention)
         self.target_names = [name for name in layers if name in target_attn_layer_names]
         self.inferred_names: set[str] = set()
@@ -141,11 +140,11 @@ class MoASpeculator(StepSpeculator):
             visible=self.itself.expand(requests, 1, 1),
         )
         features, _ = self.passes(nodes, 1, longest + self.root_slots)
-        return FirstLevel(*best_tokens(self._logits(features), self.sizes.largest.top_k), features=None)
+        return FirstLevel(*self._best(features, self.sizes.largest.top_k), features=None)
 
-    def _logits(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.model.compute_logits(features)
-        return logits
+    def _best(self, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        tokens, log_probs = best_tokens(self.model.compute_logits(features), k)
+        return self.model.draft_head.target_ids(tokens), log_probs
 
     def _run(self, nodes: Nodes, metadata: dict[str, Any] | None, slot_mappings: dict[str, Tensor] | None) -> Features:
         return run_model(self.model, self.vllm_config, nodes.ids, nodes.positions, metadata, slot_mappings), None

@@ -10,7 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import Vocabulary, end_ids, read_vocabulary
+from vllm_specext.methods.end_ids import end_ids
+from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import Vocabulary, read_vocabulary
 
 FILES = ["*config.json", "*token*", "merges.txt", "vocab.*", "*.model", "*.model.v*", "*.tiktoken", "tekken.json"]
 

@@ -75,11 +75,6 @@ class Vocabulary:
         return None
 
 
-def end_ids(*given: int | Iterable[int] | None) -> set[int]:
-    """Ids that end a text, from what configurations and tokenizers have under ``eos_token_id``: one, several, none."""
-    return {id for ids in given if ids is not None for id in (ids if isinstance(ids, Iterable) else (ids,))}
-
-
 def read_vocabulary(tokenizer: "PreTrainedTokenizerBase", *, size: int, ends: Iterable[int]) -> Vocabulary:
     """``size``: rows of the model's embedding; ids at or beyond it do not exist. ``ends``: ids that end a text."""
     is_fast = hasattr(getattr(tokenizer, "backend_tokenizer", None), "to_str")

@@ -1,0 +1,75 @@
+"""The target's output layer as a drafter uses it: whole, or the rows of the tokens that it scores.
+
+Shapes: ``T`` rows of features, ``d`` hidden size, ``S`` tokens that are scored, ``V`` the target's.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+
+from vllm_specext.engine.drafting.target import logits_processor_of
+from vllm_specext.errors import ConfigurationError
+
+
+class DraftHead(nn.Module):
+    def __init__(self, head: Any, processor: Any, ids: Tensor | None = None) -> None:
+        """``head``: a ``ParallelLMHead`` of ``V`` or ``S`` rows; ``processor``: the ``LogitsProcessor`` for as many.
+        ``ids`` ``[S]`` int64: the target's tokens that the rows are for, where they are not all."""
+        super().__init__()
+        self.head, self.processor = head, processor
+        self.register_buffer("ids", ids, persistent=False)
+        self.ids: Tensor | None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits ``[T, S]``, on every rank, of ``features`` ``[T, d]``."""
+        logits: Tensor = self.processor(self.head, features)
+        return logits
+
+    def target_ids(self, tokens: Tensor) -> Tensor:
+        """The target's ids of ``tokens``, which are places among those that are scored."""
+        return tokens if self.ids is None else self.ids[tokens]
+
+
+def draft_head(head: Any, target_model: Any, vocabulary: Sequence[int] | None) -> DraftHead:
+    """The target's ``head`` for a drafter that scores the tokens of ``vocabulary``, all where there is none, with the
+    target's scale and cap of logits.
+
+    Frequent tokens have low ids, and most of them would be the first rank's. So all ranks gather the rows once, and
+    split them anew: each multiplies by as many, and step by step a shorter row of logits is gathered. Raises
+    ``ConfigurationError`` for a quantised head.
+    """
+    processor = logits_processor_of(target_model)
+    if vocabulary is None:
+        return DraftHead(head, processor)
+    ids = torch.tensor(vocabulary, dtype=torch.int64, device=head.weight.device)
+    rows = _rows(head, ids)
+    with rows.device:
+        small = ParallelLMHead(*rows.shape, params_dtype=rows.dtype)
+    small.weight_loader(small.weight, rows)
+    small.quant_method.process_weights_after_loading(small)
+    scoring = copy(processor)
+    scoring.vocab_size = scoring.org_vocab_size = len(ids)
+    return DraftHead(small, scoring, ids)
+
+
+def _rows(head: Any, ids: Tensor) -> Tensor:
+    """The head's rows ``[S, d]``, of which each rank has its share, on all ranks."""
+    shard = head.shard_indices
+    plain = isinstance(head.quant_method, UnquantizedEmbeddingMethod | UnquantizedLinearMethod)
+    if not plain or len(head.weight) < shard.num_org_elements:
+        raise ConfigurationError(
+            f"draft_vocab_size and d2t need an output layer whose rows can be taken, but the target's is quantised "
+            f"({type(head.quant_method).__name__}); without them the drafter scores all tokens."
+        )
+    first = shard.org_vocab_start_index
+    own = (ids >= first) & (ids < shard.org_vocab_end_index)
+    found: Tensor = head.weight.detach()[torch.where(own, ids - first, 0)]
+    found[~own] = 0
+    # One rank's share and zeros: the sum is exact.
+    return tensor_model_parallel_all_reduce(found) if head.tp_size > 1 else found
