@@ -30,6 +30,7 @@ PROCESSOR_SECONDS = {
     "tests/engine/test_moa.py": 90,
     "tests/engine/test_moa_drafting.py": 15,
     "tests/engine/test_prompt_embeds.py": 110,
+    "tests/engine/test_recorded.py": 100,
     "tests/engine/test_sessions.py": 55,
     "tests/engine/test_swift.py": 100,
     "tests/engine/test_trees.py": 90,

@@ -51,6 +51,26 @@ def overlook_what_changes_logits() -> None:
     greedy.wants_nothing_else = lambda sampler, slots: not sampler.sampling_states.temperature.np[slots].any()
 
 
+def replay_on_the_recorded_inputs() -> None:
+    """A recorded pass of the target reads what the step handed over that it was recorded at, and nobody compares."""
+    import vllm_specext.engine.verification.recorded_target as recorded_target
+
+    def replay(self: Any, recorded: Any, tensors: Any, inputs: Any) -> Any:
+        recorded.recording.replay()
+        return recorded.result
+
+    recorded_target.RecordedTarget._replay = replay  # type: ignore[method-assign]
+
+
+def keep_the_recorded_result() -> None:
+    """A recorded pass of the target is not replayed at all."""
+    import vllm_specext.engine.verification.recorded_target as recorded_target
+
+    recorded_target.RecordedTarget._replay = (  # type: ignore[method-assign]
+        lambda self, recorded, tensors, inputs: recorded.result
+    )
+
+
 def skip_compaction() -> None:
     """Keys and values of an accepted path stay where its nodes were."""
     import vllm_specext.engine.verification.compaction as compaction

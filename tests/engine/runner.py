@@ -8,7 +8,8 @@ wanted; one ``generate`` call each), ``sessions`` (of streaming input, see ``ses
 asynchronous scheduling as vLLM decided it, which its CPU platform then switches off), ``sabotage`` (name of a
 fault in ``faults.py``, for the negative controls), ``graphs`` (numbers of requests that the drafter's recorded graphs
 are for), ``record`` (file for the inputs and outputs of the drafter's forward passes), ``ray`` (number of ranks that
-Ray runs on this machine's cores) and ``whole_sampler`` (no batch draws by one argmax).
+Ray runs on this machine's cores), ``whole_sampler`` (no batch draws by one argmax) and ``every_pass`` (no pass is
+recorded, and no body is in C++).
 ``OUT``: token ids per request, logprobs where asked, counters, the number of verifications by nodes, and by round how
 often one argmax was enough to draw for a batch (``greedy.py``), and how often it was not.
 """
@@ -147,12 +148,29 @@ def shortened(llm: Any) -> int:
     other processes."""
     from vllm_specext.cpu_runner import eager_layers
 
-    worker = getattr(llm.llm_engine.model_executor, "driver_worker", None)
-    runner = getattr(getattr(worker, "worker", None), "model_runner", None)
+    runner = model_runner(llm)
     models = (getattr(runner, "model", None), getattr(getattr(runner, "speculator", None), "model", None))
     modules = [module for model in models if model is not None for module in model.modules()]
     ways = [vars(module).get("forward") or vars(module).get("_forward_method") for module in modules]
     return sum(getattr(way, "__module__", None) == eager_layers.__name__ for way in ways)
+
+
+def recorded(llm: Any) -> dict[str, int]:
+    """The number of passes of the target and of a drafter that were recorded and are replayed; none where they are in
+    other processes."""
+    runner = model_runner(llm)
+    target = getattr(getattr(runner, "model", None), "forward", None)
+    drafts = getattr(getattr(runner, "speculator", None), "draft_graphs", None)
+    return {
+        "target": sum(one.checked for one in getattr(target, "_recorded", {}).values()),
+        "drafts": len(getattr(drafts, "_recordings", {})),
+    }
+
+
+def model_runner(llm: Any) -> Any:
+    """``None`` where it is in another process."""
+    worker = getattr(llm.llm_engine.model_executor, "driver_worker", None)
+    return getattr(getattr(worker, "worker", None), "model_runner", None)
 
 
 def start_ray(ranks: int, spec_path: str) -> None:
@@ -194,7 +212,7 @@ def replace_in_vllm(spec: dict[str, Any]) -> None:
     measure_memory_first()
     if spec.get("keep_async"):
         keep_asynchronous_scheduling()
-    if spec.get("graphs") or spec.get("record"):
+    if spec.get("graphs") or spec.get("record") or spec.get("every_pass"):
         run_every_pass()
     if spec.get("graphs"):
         record_graphs(spec["graphs"])
@@ -254,6 +272,7 @@ def main(spec_path: str, out_path: str) -> None:
                 "v2": engine.use_v2_model_runner,
                 "async": engine.scheduler_config.async_scheduling,
                 "shortened": shortened(llm),
+                "recorded": recorded(llm),
             }
         )
     )
