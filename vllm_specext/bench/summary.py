@@ -85,12 +85,13 @@ def table(results: Results) -> Table:
         *(by_latency if results.name in BY_LATENCY else LATENCIES),
     ]
     titles, lines = cells(results.rows, left_out)
-    shown = Table(title=f"{results.name}: greedy, {results.prompts['counted']} prompts", box=SIMPLE_HEAD, padding=0)
+    title = f"{results.name}: greedy, {results.prompts['counted']} prompts"
+    has_stock = "speed-up" in titles and baseline(results.rows) == STOCK
+    note = f"speed-ups are over {STOCK}: {WHAT_STOCK_IS}" if has_stock else None
+    shown = Table(title=title, caption=note, box=SIMPLE_HEAD, padding=0)
     for title, *column in zip(titles, *lines, strict=True):
         width = max(map(len, [*title.split(), *column]))
         shown.add_column(title, justify="left" if title in ("method", "task") else "right", width=width)
-    if "speed-up" in titles and baseline(results.rows) == STOCK:
-        shown.caption = f"speed-ups are over {STOCK}: {WHAT_STOCK_IS}"
     for one in lines:
         shown.add_row(*("[red]NO[/red]" if cell == "NO" else cell for cell in one))
     return shown
