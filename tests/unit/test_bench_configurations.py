@@ -4,10 +4,20 @@ import json
 
 import pytest
 
-from vllm_specext.bench.configurations import EAGLE3, NGRAM, PLAIN, VLLM_TLI, Configuration, check_nodes, chosen
+from vllm_specext.bench.configurations import (
+    EAGLE3,
+    NGRAM,
+    VLLM_TLI,
+    Configuration,
+    after_stock,
+    check_nodes,
+    chosen,
+)
 from vllm_specext.bench.results import described
+from vllm_specext.bench.workload import Workload
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import CONFIGURATIONS, EAGLE3_TREE, GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SWIFT, TLI
+from vllm_specext.measure.plain import PLAIN, STOCK_ENVIRONMENT
 from vllm_specext.options import parse
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import check
@@ -91,6 +101,7 @@ def test_the_users_ngram_replaces_ours() -> None:
         (['tree={"model": "x"}'], "with a method"),
         (['a/b={"method": "ngram"}'], "no slash"),
         (['plain={"method": "ngram"}'], "already"),
+        (['plain-stock={"method": "ngram"}'], "already"),
         (['a={"method": "ngram"}', 'a={"method": "ngram"}'], "already"),
         (['a={"method": "griffin", "model": "x", "tree_deepth": 3}'], "'tree_deepth' is unknown"),
         (['a={"method": "griffin"}'], "'model' is missing"),
@@ -101,6 +112,19 @@ def test_bad_configurations_are_refused_in_one_sentence(given: list[str], said: 
         chosen("model", given, None, False)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_vllm_as_it_is_comes_first_and_knows_its_process() -> None:
+    found = after_stock(chosen(None, [], None, True))
+    assert names(found)[:3] == ["plain-stock", PLAIN, "ngram"]
+    assert (found[0].speculative, found[0].environment) == (None, STOCK_ENVIRONMENT)
+    assert not any(each.environment for each in found[1:])
+    work = Workload(None, found, [], 8, 1)
+    assert (work.baseline.name, work.plain.name) == ("plain-stock", PLAIN)
+    assert [names(work.others)[0], names(work.drafting)[0]] == [PLAIN, "ngram"]
+    on_gpu = Workload(None, found[1:], [], 8, 1)
+    assert on_gpu.baseline is on_gpu.plain
+    assert names(on_gpu.others) == names(on_gpu.drafting) == names(work.drafting)
 
 
 def test_only_trees_have_a_number_of_nodes_to_choose() -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from vllm_specext.bench import offline
-from vllm_specext.bench.configurations import Configuration
+from vllm_specext.bench.configurations import Configuration, after_stock
 from vllm_specext.bench.prompts import Prompt
 from vllm_specext.bench.workload import Asked, Workload, that_fit, without_loops
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import GRIFFIN_TREE
+from vllm_specext.measure.plain import STOCK
 from vllm_specext.measure.speculation import Speculation
 from vllm_specext.measure.turns import Answer, Turn
 
@@ -53,8 +54,12 @@ class Rendering:
         return [ord(char) for char in prompt.text]
 
 
+DURATIONS = {"plain-stock": 5.0, "plain": 4.0}
+
+
 class Fake:
-    """Twice as fast as plain with drafts, and with a word of its own for one prompt if asked to be wrong."""
+    """Twice as fast as plain with drafts, and with a word of its own for one prompt if asked to be wrong. vLLM as it is
+    is slower and rounds otherwise."""
 
     def __init__(self, configuration: Configuration, log: list[Any], wrong: bool) -> None:
         self.name, self.log, self.wrong = configuration.name, log, wrong
@@ -67,9 +72,11 @@ class Fake:
         own = [LOOP if text == "loops" else VARIED for text in texts]
         if self.wrong and self.name == "tree":
             own[-1] = [*VARIED[:-1], 99]
-        nothing = self.name == "plain" or nodes == 0
+        if self.name == STOCK:
+            own[0] = [98, *VARIED[1:]]
+        nothing = self.name in DURATIONS or nodes == 0
         drafted = Speculation() if nothing else Speculation(10, 10 * (nodes or 4), (8, 4))
-        duration = 4.0 if self.name == "plain" else 1.5 if nothing else 2.0
+        duration = DURATIONS.get(self.name, 1.5 if nothing else 2.0)
         return Turn(
             [Answer(tokens, 0.1, 1.0, len(text)) for tokens, text in zip(own, texts, strict=True)], duration, drafted
         )
@@ -93,8 +100,9 @@ def faked(monkeypatch: pytest.MonkeyPatch, wrong: bool) -> list[Any]:
     return log
 
 
-def work(rounds: int = 2) -> Workload:
-    return Workload(None, CONFIGURATIONS, PROMPTS, tokens=40, rounds=rounds)
+def work(rounds: int = 2, stock: bool = False) -> Workload:
+    configurations = after_stock(CONFIGURATIONS) if stock else CONFIGURATIONS
+    return Workload(None, configurations, PROMPTS, tokens=40, rounds=rounds)
 
 
 def test_a_sweep_takes_turns_and_measures_every_size_on_one_engine(log: list[Any]) -> None:
@@ -115,6 +123,29 @@ def test_a_sweep_takes_turns_and_measures_every_size_on_one_engine(log: list[Any
     assert sorted(found, key=str) == sorted(((*one, at_once) for one in expected for at_once in (1, 4)), key=str)
     assert {row["speedup"] for row in results.rows if row["method"] != "plain"} == {2.0}
     assert all(row["identical"] for row in results.rows)
+
+
+def test_where_vllm_as_it_is_differs_speed_is_relative_to_it_and_tokens_are_compared_with_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = faked(monkeypatch, wrong=True)
+    progress: Any = Quiet()
+    results = offline.compare("sweep", work(stock=True), [1, 4], [8, 24], progress)
+    assert [entry[1] for entry in log if entry[0] == "loaded"] == [STOCK, "plain", "ngram", "tree"]
+    timed = [entry[0] for entry in log if len(entry) == 5 and entry[3] == 4]
+    assert timed == [STOCK, "plain"] * 2 + [STOCK, "ngram"] * 2 + [STOCK, "tree", "tree"] * 2
+    assert progress.done == progress.total
+    found = {row["method"]: (row["speedup"], row["identical"]) for row in results.rows}
+    assert list(found) == [STOCK, "plain", "ngram", "tree"]
+    assert found == {STOCK: (1.0, False), "plain": (1.25, True), "ngram": (2.5, True), "tree": (2.5, False)}
+    assert {row["max_concurrency"] for row in results.rows if row["method"] == STOCK} == {1, 4}
+
+
+def test_acceptance_has_no_row_of_vllm_as_it_is(log: list[Any]) -> None:
+    progress: Any = Quiet()
+    rows = offline.acceptance(work(stock=True), progress).rows
+    assert rows == offline.acceptance(work(), progress).rows
+    assert STOCK not in {entry[1] for entry in log if entry[0] == "loaded"}
 
 
 def test_sizes_are_compared_with_no_nodes_on_the_same_engine(log: list[Any]) -> None:

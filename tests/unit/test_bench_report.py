@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vllm_specext.bench.configurations import NGRAM, PLAIN, Configuration
+from vllm_specext.bench.configurations import NGRAM, Configuration
 from vllm_specext.bench.report import header, write
 from vllm_specext.bench.results import Results, described, labels
 from vllm_specext.bench.rows import summarised
 from vllm_specext.bench.summary import cells, table
 from vllm_specext.measure.bundled import GRIFFIN_TREE, MODELS
+from vllm_specext.measure.plain import PLAIN, STOCK
 from vllm_specext.measure.speculation import Speculation
 from vllm_specext.measure.turns import Answer, Turn
 
@@ -42,6 +43,15 @@ def sweep() -> Results:
             facts = described(Configuration("tree", GRIFFIN_TREE), "V2", nodes=nodes)
             rows.append({**facts, **own, **summarised(turns(2, 2, drafts=drafts), plain)})
     return Results("sweep", PROMPTS, rows)
+
+
+def with_stock() -> Results:
+    """The same beside vLLM as it is."""
+    rows: list[dict[str, Any]] = []
+    for at_once in (1, 4):
+        found = summarised(turns(6, 6), turns(6, 6))
+        rows.append({**described(Configuration(STOCK), "V1"), "max_concurrency": at_once, **found})
+    return Results("sweep", PROMPTS, rows + sweep().rows)
 
 
 def by_rate() -> Results:
@@ -86,10 +96,11 @@ def test_bundled_models_are_named_without_their_place(tmp_path: Path) -> None:
     ("results", "pictures"),
     [
         (sweep(), {"sweep-speedup-by-concurrency.png", "sweep-by-depth.png"}),
+        (with_stock(), {"sweep-speedup-by-concurrency.png", "sweep-by-depth.png"}),
         (Results("latency", PROMPTS, sweep().rows[:4]), {"latency.png", "latency-speedup-by-concurrency.png"}),
         (by_rate(), {"serve-latency-by-request-rate.png"}),
     ],
-    ids=["sweep", "latency", "serve"],
+    ids=["sweep", "sweep beside vLLM as it is", "latency", "serve"],
 )
 def test_pictures_are_drawn_and_the_summary_shows_them(results: Results, pictures: set[str], tmp_path: Path) -> None:
     files = written(results, tmp_path)
@@ -145,7 +156,25 @@ def test_a_row_with_other_tokens_says_no_and_sizes_are_told_apart() -> None:
     assert labels(results.rows)[0] == "plain"
 
 
-@pytest.mark.parametrize("results", [sweep(), by_rate()], ids=["sweep", "serve"])
+@pytest.mark.parametrize("stock", [True, False])
+def test_the_page_and_the_table_say_what_speed_is_relative_to(tmp_path: Path, stock: bool) -> None:
+    """Files of older versions have no row of vLLM as it is."""
+    results = with_stock() if stock else sweep()
+    page = written(results, tmp_path)["sweep.md"].read_text()
+    as_it_is = "plain decoding by vLLM as it is, without the plug-in's kernels"
+    assert (f"speed divided by that of `plain-stock` ({as_it_is}) measured in turns with it" in page) == stock
+    assert ("speed divided by that of plain decoding measured in turns with it" in page) != stock
+    titles, lines = cells(results.rows)
+    spreads = {line[0]: line[titles.index("spread")] for line in lines}
+    assert spreads.pop("plain-stock" if stock else "plain") == ""
+    assert all(spreads.values())
+    assert ("plain" in spreads) == stock
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table(results))
+    assert (f"over plain-stock: {as_it_is}" in " ".join(console.export_text().split())) == stock
+
+
+@pytest.mark.parametrize("results", [sweep(), with_stock(), by_rate()], ids=["sweep", "with stock", "serve"])
 def test_the_table_fits_a_terminal(results: Results) -> None:
     for row in results.rows:
         row["method"] = row["method"].replace("tree", "griffin-tree")

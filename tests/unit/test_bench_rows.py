@@ -34,7 +34,7 @@ def test_a_speedup_is_the_median_of_the_ratios_to_the_plain_turn_beside_it() -> 
     assert row["rounds"] == 3
     assert row["output_throughput"] == round(22 / 3, 2)
     assert (row["output_throughput_lowest"], row["output_throughput_highest"]) == (2.75, 11.0)
-    assert row["plain_output_throughput"] == 2.75
+    assert row["baseline_output_throughput"] == 2.75
 
 
 def test_latencies_are_in_milliseconds_and_counts_add_up() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from vllm_specext.bench import serving, vllm_bench
-from vllm_specext.bench.configurations import NGRAM, Configuration
+from vllm_specext.bench.configurations import NGRAM, Configuration, after_stock
 from vllm_specext.bench.prompts import Prompt
 from vllm_specext.bench.servers import Model, model_of
 from vllm_specext.bench.workload import Asked, Workload
@@ -81,6 +81,10 @@ def test_a_run_that_fails_is_told(vllm: dict[str, Any], tmp_path: Path) -> None:
         vllm_bench.run([str(path)], path)
 
 
+TIMES = {"plain-stock": 120.0, "plain": 100.0}
+"""Until an answer's end, in milliseconds."""
+
+
 class Quiet:
     """Counts what a bar would show."""
 
@@ -97,7 +101,10 @@ class Quiet:
         self.done += 1
 
 
-def test_servers_take_turns_with_plain_at_every_rate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["plain", "plain-stock"])
+def test_servers_take_turns_with_plain_at_every_rate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first: str
+) -> None:
     log: list[tuple[str, str]] = []
 
     @contextmanager
@@ -112,7 +119,8 @@ def test_servers_take_turns_with_plain_at_every_rate(monkeypatch: pytest.MonkeyP
         log.append((url, rate))
         assert result not in results
         results.append(result)
-        return run_of(request_rate=float(rate), median_e2el_ms=100.0 if url == "plain" else 80.0)
+        texts = ["a", "other" if url == "plain-stock" else "b"]
+        return run_of(request_rate=float(rate), median_e2el_ms=TIMES.get(url, 80.0), generated_texts=texts)
 
     results: list[Path] = []
     monkeypatch.setattr(serving, "started", started)
@@ -120,19 +128,47 @@ def test_servers_take_turns_with_plain_at_every_rate(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(serving, "model_of", lambda url: Model("m", "bundled", 100))
     monkeypatch.setattr(serving, "in_ids", lambda work, model: [Asked("code", [1], "a")])
     configurations = [Configuration("plain"), Configuration("ngram", NGRAM), Configuration("other", NGRAM)]
+    if first == "plain-stock":
+        configurations = after_stock(configurations)
     work = Workload(None, configurations, [Prompt("code", "a")], tokens=8, rounds=2)
     progress: Any = Quiet()
     rows = serving.serve(work, [1.0, 4.0], tmp_path, progress).rows
-    assert log[0] == ("started", "plain")
-    assert log[-1] == ("ended", "plain")
-    for name in ("ngram", "other"):
+    assert log[0] == ("started", first)
+    assert log[-1] == ("ended", first)
+    others = [each.name for each in configurations[1:]]
+    for name in others:
         own = log[log.index(("started", name)) + 1 : log.index(("ended", name))]
-        assert own == [(one, rate) for rate in ("1.0", "4.0") for _ in range(2) for one in ("plain", name)]
+        assert own == [(one, rate) for rate in ("1.0", "4.0") for _ in range(2) for one in (first, name)]
     assert progress.done == progress.total == len(results)
     found = {(row["method"], row["request_rate"]): row["speedup"] for row in rows}
-    assert found == {("plain", rate): 1.0 for rate in (1.0, 4.0)} | {
-        (name, rate): 1.25 for name in ("ngram", "other") for rate in (1.0, 4.0)
-    }
+    expected = {name: TIMES[first] / TIMES.get(name, 80.0) for name in (first, *others)}
+    assert found == {(name, rate): ratio for name, ratio in expected.items() for rate in (1.0, 4.0)}
+    assert {row["method"]: row["identical"] for row in rows} == {name: name != "plain-stock" for name in expected}
+
+
+def test_running_servers_may_include_vllm_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(given: list[str], result: Path) -> dict[str, Any]:
+        (name,) = (one.removeprefix("--base-url=") for one in given if one.startswith("--base-url="))
+        files.append(result.name)
+        return run_of(median_e2el_ms=TIMES.get(name, 80.0), generated_texts=["other" if name in differing else "a"])
+
+    monkeypatch.setattr(vllm_bench, "run", run)
+    monkeypatch.setattr(serving, "model_of", lambda url: Model("m", "bundled", 100))
+    monkeypatch.setattr(serving, "in_ids", lambda work, model: [Asked("code", [1], "a")])
+    work = Workload(None, [Configuration("plain")], [Prompt("code", "a")], tokens=8, rounds=1)
+    files: list[str] = []
+    differing = {"plain-stock"}
+    for names, speedups in (
+        (("tree", "plain", "plain-stock"), [1.5, 1.2, 1.0]),
+        (("tree", "plain"), [1.25, 1.0]),
+        (("tree", "chain"), [None, None]),
+    ):
+        progress: Any = Quiet()
+        rows = serving.serve_running(work, {name: name for name in names}, [1.0], tmp_path, progress).rows
+        assert [row.get("speedup") for row in rows] == speedups
+        assert all(row.get("identical", True) == (row["method"] not in differing) for row in rows)
+        assert len(set(files)) == len(files)
+        files.clear()
 
 
 def test_an_address_without_a_server_is_refused() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -178,13 +179,16 @@ def test_a_row_leaves_loops_out_of_tokens_per_verification_but_not_out_of_identi
         *answers(varied, speculation=Speculation(20, 120, (15, 5))),
         *answers(loop, speculation=Speculation(8, 64, (8, 8))),
     ]
-    row = summarize("griffin-chain", drafted, plain)
+    row = summarize("griffin-chain", drafted, plain, plain)
     assert (row.identical, row.looping, row.requests) == (True, 1, 2)
     assert (row.tokens_per_verification, row.nodes_per_verification) == (2.0, 6.0)
     assert row.accepted_per_depth == [0.75, 0.25]
     assert row.speedup == 1.0
-    different = summarize("griffin-chain", [drafted[0], *answers([*loop[:-1], 9])], plain)
+    different = summarize("griffin-chain", [drafted[0], *answers([*loop[:-1], 9])], plain, plain)
     assert not different.identical
+    slow = [replace(answer, tokens=[7, *answer.tokens[1:]], seconds=0.75) for answer in plain]
+    against_vllm = summarize("griffin-chain", drafted, plain, slow)
+    assert (against_vllm.identical, against_vllm.speedup) == (True, 1.5)
     path = tmp_path / "demo.json"
     write([row, different], path)
     written = json.loads(path.read_text())
@@ -196,7 +200,7 @@ def test_a_row_leaves_loops_out_of_tokens_per_verification_but_not_out_of_identi
 
 
 def test_without_drafts_a_verification_gives_one_token() -> None:
-    row = summarize("plain", *[answers(list(range(40)))] * 2)
+    row = summarize("plain", *[answers(list(range(40)))] * 3)
     assert (row.tokens_per_verification, row.nodes_per_verification, row.accepted_per_depth) == (1.0, 0.0, [])
 
 

@@ -15,7 +15,8 @@ from vllm_specext.measure.speculation import Speculation
 from vllm_specext.options import parse
 from vllm_specext.registry import METHODS
 
-SHORT_ROWS = ["plain", "griffin-chain", "griffin-tree", "eagle3-tree"]
+PLAIN_ROWS = ["plain-stock", "plain"]
+SHORT_ROWS = [*PLAIN_ROWS, "griffin-chain", "griffin-tree", "eagle3-tree"]
 ALL_ROWS = [*SHORT_ROWS, "moa-tree", "swift", "slem", "tli", "slrs"]
 ASKED = len(json.loads(PROMPTS.read_text())) + 1
 """Requests to a server: one to warm it up."""
@@ -31,6 +32,10 @@ class Fake(Server):
     @property
     def name(self) -> str:
         return self.log.stem
+
+    @property
+    def is_stock(self) -> bool:
+        return self.environment == {"VLLM_SPECEXT_CPU_KERNELS": "stock", "VLLM_SPECEXT_NATIVE": "0"}
 
     def launch(self) -> None:
         self.process = object()  # type: ignore[assignment]
@@ -50,7 +55,9 @@ class Fake(Server):
 def faked(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     def ask(client: object, asked: Fake, prompt: str) -> Answer:
         asked.happened.append(("asked", asked.name))
-        return Answer(list(range(40)), 0.5, Speculation())
+        assert asked.is_stock == (asked.name == "plain-stock")
+        # vLLM's kernels round otherwise, and take longer.
+        return Answer(list(range(asked.is_stock, 40)), 0.975 if asked.is_stock else 0.5, Speculation())
 
     monkeypatch.setattr(Fake, "happened", [])
     monkeypatch.setattr(Fake, "up", set())
@@ -59,6 +66,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     monkeypatch.setattr(run, "ask", ask)
     monkeypatch.setattr(run, "SETTLING_SECONDS", 0)
     monkeypatch.setattr(run, "room", lambda: 100)
+    monkeypatch.setattr(run, "has_stock_row", lambda: True)
     monkeypatch.setattr(server.time, "sleep", lambda _: None)
     monkeypatch.setattr(turns.time, "sleep", lambda _: None)
     return Fake
@@ -73,31 +81,41 @@ def test_the_short_form_has_griffins_rows_and_eagle_3s_tree_and_asks_plain_decod
     lines, tell = told()
     rows = run.run(tell)
     assert [each.method for each in rows] == SHORT_ROWS
-    assert [each.speedup for each in rows] == [1.0] * 4
-    assert [faked.happened.count(("asked", name)) for name in SHORT_ROWS] == [ASKED] * 4
+    assert [each.speedup for each in rows] == [1.0] + [2.0] * 4
+    assert [each.identical for each in rows] == [False] + [True] * 4
+    assert [faked.happened.count(("asked", name)) for name in SHORT_ROWS] == [ASKED] * 5
     assert not faked.up
     assert lines[0] == f"starting servers  0 s, waiting for {', '.join(SHORT_ROWS)}"
     assert "asking  prompt 7 of 24, griffin-tree" in lines
 
 
-@pytest.mark.parametrize(("fit", "most"), [(100, 4), (3, 3), (0, 2)])
+def test_where_the_plug_in_changes_nothing_of_plain_decoding_it_has_one_row(
+    faked: type[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "has_stock_row", lambda: False)
+    rows = run.run(told()[1])
+    assert [(each.method, each.speedup) for each in rows] == [(name, 1.0) for name in SHORT_ROWS[1:]]
+    assert faked.most == 4
+
+
+@pytest.mark.parametrize(("fit", "most"), [(100, 5), (4, 4), (0, 3)])
 def test_the_long_form_has_every_row_and_no_more_servers_than_fit(
     faked: type[Fake], monkeypatch: pytest.MonkeyPatch, fit: int, most: int
 ) -> None:
     monkeypatch.setattr(run, "room", lambda: fit)
     assert [each.method for each in run.run(told()[1], CONFIGURATIONS)] == ALL_ROWS
     assert faked.most == most
-    assert [faked.happened.count(("asked", name)) for name in ALL_ROWS[1:]] == [ASKED] * 8
-    assert faked.happened.count(("launched", "plain")) == 1
+    assert [faked.happened.count(("asked", name)) for name in ALL_ROWS[2:]] == [ASKED] * 8
+    assert [faked.happened.count(("launched", name)) for name in PLAIN_ROWS] == [1, 1]
 
 
 def test_nothing_is_started_or_stopped_between_the_turns_of_a_comparison(faked: type[Fake]) -> None:
     run.run(told()[1], CONFIGURATIONS)
     letters = "".join({"launched": "L", "asked": "a", "stopped": "S"}[what] for what, _ in faked.happened)
-    assert re.fullmatch("L{4}a+S{3}L{3}a+S{3}L{2}a+S{2}S", letters)
+    assert re.fullmatch("L{5}a+S{3}L{3}a+S{3}L{2}a+S{2}SS", letters)
     # After the warm-up each server's turn of four prompts is next to one of plain decoding's.
-    turns = [name for what, name in faked.happened if what == "asked"][4:12]
-    assert turns == ["plain"] * 4 + ["griffin-chain"] * 4
+    turns = [name for what, name in faked.happened if what == "asked"][5:17]
+    assert turns == ["plain-stock"] * 4 + ["plain"] * 4 + ["griffin-chain"] * 4
 
 
 def test_the_rows_configurations_are_valid_and_eagle_3s_tree_is_griffins() -> None:

@@ -34,22 +34,26 @@ def row(method: str, tokens: float, speedup: float, identical: bool = True) -> R
 ROWS = [row("plain", 1.0, 1.0), row("griffin-chain", 3.0, 1.5), row("griffin-tree", 4.0, 0.75)]
 
 
+STOCK_ROWS = [row("plain-stock", 1.0, 1.0, identical=False), *ROWS]
+
 # Pictures
 
 
+@pytest.mark.parametrize("rows", [ROWS, STOCK_ROWS], ids=["plain first", "stock first"])
 @pytest.mark.parametrize(("encoding", "mark"), [("utf-8", "█"), ("ascii", "#")])
-def test_the_bars_on_a_terminal_are_as_long_as_their_figures(encoding: str, mark: str) -> None:
+def test_the_bars_on_a_terminal_are_as_long_as_their_figures(encoding: str, mark: str, rows: list[Row]) -> None:
     class Out(StringIO):
         @property
         def encoding(self) -> str:  # type: ignore[override]
             return encoding
 
     console = Console(file=Out(), width=80)
-    console.print(Bars(ROWS))
+    console.print(Bars(rows))
+    baseline = ["plain", "decoding"] if rows is ROWS else ["plain-stock"]
     title, *lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert title.split() == ["tokens", "per", "verification", "speed-up", "over", "plain", "decoding"]
-    assert len(lines) == len(ROWS)
-    for line, each in zip(lines, ROWS, strict=True):
+    assert title.split() == ["tokens", "per", "verification", "speed-up", "over", *baseline]
+    assert len(lines) == len(rows)
+    for line, each in zip(lines, rows, strict=True):
         name, tokens, left, speedup, right = line.split()
         assert (name, float(tokens), float(speedup)) == (each.method, each.tokens_per_verification, each.speedup)
         assert (left.strip(mark), right.strip(mark)) == ("", "")
@@ -123,6 +127,20 @@ def test_it_ends_with_table_bars_files_and_what_to_type_next(tmp_path: Path, mon
     assert places == sorted(places)
     assert output.rstrip().endswith("vllm-specext serve ./vllm_specext/demo/models/griffin")
     assert [each["method"] for each in json.loads(rows.read_text())] == [each.method for each in ROWS]
+    assert png_size(plot)[0] == 1500
+
+
+def test_speed_relative_to_vllm_as_it_is_is_told_and_its_tokens_are_no_error(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "run", lambda tell, configurations: STOCK_ROWS)
+    plot = tmp_path / "demo.png"
+    output, error = invoke("--plot", str(plot))
+    assert error is None
+    said = " ".join(output.split())
+    assert "speed-ups are over plain-stock: plain decoding by vLLM as it is, without the plug-in's kernels" in said
+    assert "6 of the prompts end in a loop" in said
+    assert "speed-up over plain-stock" in said
     assert png_size(plot)[0] == 1500
 
 

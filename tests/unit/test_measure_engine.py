@@ -1,5 +1,6 @@
 """An engine in a process of its own, seen from outside, and the arguments that it gets."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -40,6 +41,13 @@ def test_turns_come_back_from_the_process(monkeypatch: pytest.MonkeyPatch, tmp_p
         for _ in range(2):
             assert engine.turn([[1]], 8, 4) == Turn([Answer([1, 2], 0.5, 1.0, 3)], 1.5, Speculation(4, 16, (3, 1)))
     assert engine.process.returncode == 0
+
+
+def test_the_process_has_its_own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    process(monkeypatch, "import json, os; input(); print(json.dumps({'found': os.environ['ONLY_HERE']}))")
+    with EngineProcess("plain-stock", [], None, tmp_path / "log", {"ONLY_HERE": "yes"}) as engine:
+        assert engine.facts == {"found": "yes"}
+    assert "ONLY_HERE" not in os.environ
 
 
 def test_a_process_that_ends_is_told_with_its_last_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,6 +26,15 @@ def small(folder: Path, name: str, script: str) -> Server:
     return made
 
 
+def test_a_server_has_its_own_environment(tmp_path: Path) -> None:
+    made = Server(tmp_path / "log", environment={"ONLY_HERE": "yes"})
+    made.command = [sys.executable, "-c", "import os; print(os.environ['ONLY_HERE'], os.environ['HF_HUB_OFFLINE'])"]
+    made.launch()
+    assert made.process is not None
+    assert made.process.wait(30) == 0
+    assert made.last_lines() == "yes 1"
+
+
 ANSWERS = """
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Handler(BaseHTTPRequestHandler):

@@ -1,18 +1,18 @@
 """What is compared: names, and the ``--speculative-config`` that each stands for. Plain decoding comes first, whatever
-the user names. vLLM's own methods follow, with our trees beside its EAGLE."""
+the user names, on a CPU in two rows. vLLM's own methods follow, with our trees beside its EAGLE."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import CONFIGURATIONS, EAGLE3_TREE, MODELS
+from vllm_specext.measure.plain import PLAIN, STOCK, STOCK_ENVIRONMENT
 from vllm_specext.options import MAX_DRAFT_TOKENS, DrafterOptions, parse
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import check
 
-PLAIN = "plain"
 NGRAM: dict[str, Any] = {
     "method": "ngram",
     "num_speculative_tokens": 4,
@@ -43,10 +43,12 @@ ANY_LOAD = 1 << 20
 
 @dataclass(frozen=True)
 class Configuration:
-    """A name and its ``--speculative-config``, ``speculative``, which is ``None`` for plain decoding."""
+    """A name and its ``--speculative-config``, ``speculative``, which is ``None`` for plain decoding. ``environment``
+    is what its process has beside ours."""
 
     name: str
     speculative: dict[str, Any] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def grows_trees(self) -> bool:
@@ -78,7 +80,7 @@ def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: b
     own: dict[str, dict[str, Any]] = {}
     for text in given:
         name, config = read(text)
-        if name in own or name == PLAIN or (eagle is not None and name in ("eagle", "eagle-tree")):
+        if name in own or name in (PLAIN, STOCK) or (eagle is not None and name in ("eagle", "eagle-tree")):
             raise ConfigurationError(f"--config names {name!r}, but there is a row of that name already.")
         own[name] = config
     if not own and target is None:
@@ -86,6 +88,11 @@ def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: b
         if "tli" in own:
             found["vllm-tli"] = VLLM_TLI
     return [Configuration(name, config) for name, config in (found | own).items()]
+
+
+def after_stock(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """``configurations``, of which plain decoding is the first, after plain decoding by vLLM as it is."""
+    return [Configuration(STOCK, environment=STOCK_ENVIRONMENT), *configurations]
 
 
 def eagle_configs(drafter: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""``acceptance``, ``throughput`` and ``sweep``: engines, one beside plain decoding at a time, in turns with it."""
+"""``acceptance``, ``throughput`` and ``sweep``: engines, one beside the baseline at a time, in turns with it."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vllm_specext.bench.configurations import PLAIN, Configuration, check_nodes
+from vllm_specext.bench.configurations import Configuration, check_nodes
 from vllm_specext.bench.progress import Progress
 from vllm_specext.bench.prompts import Rendering
 from vllm_specext.bench.results import Results, Row, described
@@ -27,9 +27,9 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class Started:
-    """Plain decoding, up and warm, the prompts that count, and where other engines log."""
+    """What others are compared with, up and warm, the prompts that count, and where other engines log."""
 
-    plain: EngineProcess
+    engine: EngineProcess
     asked: list[Asked]
     prompts: dict[str, object]
     folder: Path
@@ -37,9 +37,9 @@ class Started:
 
 def acceptance(workload: Workload, progress: Progress) -> Results:
     """Measure acceptance per method and task, one request at a time, because drafts may depend on the load."""
-    with started(workload, progress) as run:
+    with started(workload.plain, workload, progress) as run:
         tasks = {task: [one.ids for one in run.asked if one.task == task] for task in (one.task for one in run.asked)}
-        progress.begin(len(workload.configurations) * len(tasks))
+        progress.begin((1 + len(workload.drafting)) * len(tasks))
 
         def answers(engine: EngineProcess) -> dict[str, Turn]:
             progress.doing(f"{engine.name}: asking")
@@ -49,9 +49,9 @@ def acceptance(workload: Workload, progress: Progress) -> Results:
                 progress.advance()
             return turns
 
-        plain = answers(run.plain)
-        rows = acceptance_rows(workload.plain, run.plain, plain, plain)
-        for configuration in workload.others:
+        plain = answers(run.engine)
+        rows = acceptance_rows(workload.plain, run.engine, plain, plain)
+        for configuration in workload.drafting:
             progress.doing(f"{configuration.name}: loading")
             with load(configuration, workload, run.folder) as engine:
                 rows += acceptance_rows(configuration, engine, answers(engine), plain)
@@ -86,8 +86,8 @@ def compare(
     sizes: dict[str, list[int | None]] = {
         each.name: [*nodes] if nodes and each.grows_trees else [None] for each in workload.others
     }
-    with started(workload, progress) as run:
-        if (most := max(concurrencies)) > (room := run.plain.facts["max_num_seqs"]):
+    with started(workload.baseline, workload, progress) as run:
+        if (most := max(concurrencies)) > (room := run.engine.facts["max_num_seqs"]):
             raise ConfigurationError(
                 f"--concurrency is {most}, but the engine runs at most {room} requests at a time: allow more "
                 f"after --, with --max-num-seqs {most}."
@@ -95,6 +95,7 @@ def compare(
         progress.begin(workload.rounds * len(concurrencies) * sum(1 + len(own) for own in sizes.values()))
         rows: list[Row] = []
         seen: dict[int, list[Turn]] = {concurrency: [] for concurrency in concurrencies}
+        plain: dict[int, list[Turn]] = {}
         for configuration in workload.others:
             own = sizes[configuration.name]
             loaded = configuration if own == [None] else configuration.with_nodes(max(nodes))
@@ -103,20 +104,26 @@ def compare(
                 engine.turn([one.ids for one in run.asked], WARM_UP_TOKENS, AT_ONCE)
                 of_sizes: dict[int | None, list[Row]] = {size: [] for size in own}
                 for concurrency in concurrencies:
-                    progress.doing(f"{configuration.name} and plain: {concurrency} at a time")
-                    plain, turns = beside_plain(run, engine, workload, concurrency, own, progress)
-                    seen[concurrency] += plain
+                    progress.doing(f"{configuration.name} and {workload.baseline.name}: {concurrency} at a time")
+                    baseline, turns = beside_baseline(run, engine, workload, concurrency, own, progress)
+                    seen[concurrency] += baseline
+                    if configuration is workload.plain:
+                        plain[concurrency] = turns[None]
                     for size, each in turns.items():
                         facts = described(configuration, engine.facts["model_runner"], nodes=size)
-                        row = {**facts, "max_concurrency": concurrency, **summarised(each, plain)}
+                        found = summarised(each, baseline, plain.get(concurrency))
+                        row = {**facts, "max_concurrency": concurrency, **found}
                         of_sizes[size].append(row | (over_no_nodes(each, turns[0]) if 0 in turns else {}))
                 rows += [row for of_size in of_sizes.values() for row in of_size]
-        facts = described(workload.plain, run.plain.facts["model_runner"])
-        first = [{**facts, "max_concurrency": at_once, **summarised(each, each)} for at_once, each in seen.items()]
+        facts = described(workload.baseline, run.engine.facts["model_runner"])
+        first = [
+            {**facts, "max_concurrency": at_once, **summarised(each, each, plain.get(at_once))}
+            for at_once, each in seen.items()
+        ]
     return Results(name, run.prompts, first + rows)
 
 
-def beside_plain(
+def beside_baseline(
     run: Started,
     engine: EngineProcess,
     workload: Workload,
@@ -124,7 +131,7 @@ def beside_plain(
     sizes: Sequence[int | None],
     progress: Progress,
 ) -> tuple[list[Turn], dict[int | None, list[Turn]]]:
-    """The turns of plain decoding and, by size, those of ``engine``, as many as there are rounds."""
+    """The turns of the baseline and, by size, those of ``engine``, as many as there are rounds."""
     ids = [one.ids for one in run.asked]
 
     def ask(of: EngineProcess, size: int | None, _: int) -> Turn:
@@ -132,29 +139,31 @@ def beside_plain(
         progress.advance()
         return turn
 
-    asks: dict[str | int | None, Callable[[int], Turn]] = {PLAIN: partial(ask, run.plain, None)}
+    first = "baseline"
+    asks: dict[str | int | None, Callable[[int], Turn]] = {first: partial(ask, run.engine, None)}
     asks |= {size: partial(ask, engine, size) for size in sizes}
     turns = in_turns(range(workload.rounds), asks)
-    return turns[PLAIN], {size: turns[size] for size in sizes}
+    return turns[first], {size: turns[size] for size in sizes}
 
 
 @contextmanager
-def started(workload: Workload, progress: Progress) -> Iterator[Started]:
-    progress.doing("plain: loading")
+def started(configuration: Configuration, workload: Workload, progress: Progress) -> Iterator[Started]:
+    """Load ``configuration``, which drafts nothing, and choose the prompts."""
+    progress.doing(f"{configuration.name}: loading")
     rendering = Rendering(served(workload.target))
     asked = [Asked(prompt.task, rendering.ids(prompt), rendering.text(prompt)) for prompt in workload.prompts]
     with (
         tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as folder,
-        load(workload.plain, workload, Path(folder)) as plain,
+        load(configuration, workload, Path(folder)) as engine,
     ):
-        fitting = that_fit(asked, workload.tokens, plain.facts["max_model_len"])
-        progress.doing("plain: looking for loops")
-        answers = plain.turn([one.ids for one in fitting], workload.tokens, AT_ONCE)
+        fitting = that_fit(asked, workload.tokens, engine.facts["max_model_len"])
+        progress.doing(f"{configuration.name}: looking for loops")
+        answers = engine.turn([one.ids for one in fitting], workload.tokens, AT_ONCE)
         kept = without_loops(fitting, answers.tokens)
-        yield Started(plain, kept, told(workload.prompts, fitting, kept), Path(folder))
+        yield Started(engine, kept, told(workload.prompts, fitting, kept), Path(folder))
 
 
 def load(configuration: Configuration, workload: Workload, folder: Path) -> EngineProcess:
     arguments = [f"--model={served(workload.target)}", *compared_arguments(workload.target, workload.arguments)]
     log = folder / f"{configuration.name}.log"
-    return EngineProcess(configuration.name, arguments, configuration.speculative, log)
+    return EngineProcess(configuration.name, arguments, configuration.speculative, log, configuration.environment)

@@ -7,12 +7,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vllm_specext.bench.configurations import PLAIN
-from vllm_specext.bench.results import Results, Row, labels
+from vllm_specext.bench.results import Results, Row, baseline, labels
+from vllm_specext.measure.plain import PLAIN, STOCK
 
 COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf")
 MARKERS = "os^Dvp*XP<"
 DPI = 150
+NAMES = {PLAIN: "plain decoding", STOCK: f"{STOCK}, vLLM as it is"}
+"""Plain decoding, in words."""
 
 
 def draw(results: Results, folder: Path) -> dict[str, str]:
@@ -23,7 +25,7 @@ def draw(results: Results, folder: Path) -> dict[str, str]:
         wanted.append(("Latency by request rate", f"{name}-latency-by-request-rate.png", latency_by_rate))
     elif name == "latency":
         wanted.append(("Latency of one request at a time", "latency.png", latency_bars))
-    if any(row["method"] != PLAIN and "speedup" in row for row in rows) and "request_rate" not in rows[0]:
+    if any(row["method"] != baseline(rows) and "speedup" in row for row in rows) and "request_rate" not in rows[0]:
         wanted.append(("Speed-up by concurrency", f"{name}-speedup-by-concurrency.png", speedup))
     if len({row["task"] for row in rows}) > 1:
         wanted.append(("Tokens per verification by task", f"{name}-by-task.png", by_task))
@@ -38,7 +40,8 @@ def draw(results: Results, folder: Path) -> dict[str, str]:
 
 def speedup(rows: Sequence[Row]) -> Figure:
     """A bar for each method and concurrency, the spread over the rounds as a whisker."""
-    own = [row for row in rows if row["method"] != PLAIN]
+    base = baseline(rows)
+    own = [row for row in rows if row["method"] != base]
     names = list(dict.fromkeys(labels(own)))
     at_once = sorted({row["max_concurrency"] for row in own})
     figure = Figure(figsize=(9, 1.6 + 0.3 * len(names) * (0.6 + len(at_once))), layout="constrained")
@@ -63,9 +66,9 @@ def speedup(rows: Sequence[Row]) -> Figure:
     axes.invert_yaxis()
     axes.margins(x=0.1)
     axes.set_xlim(left=0)
-    axes.set_xlabel("speed relative to plain decoding (1: as fast; longer bars are faster)")
+    axes.set_xlabel(f"speed relative to {NAMES[base]} (1: as fast; longer bars are faster)")
     axes.set_title(
-        "Speed-up over plain decoding, by requests at a time\nmedian of the rounds, whiskers: slowest and fastest"
+        f"Speed-up over {NAMES[base]}, by requests at a time\nmedian of the rounds, whiskers: slowest and fastest"
     )
     axes.legend(title="at a time", loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -177,7 +180,7 @@ def latency_bars(rows: Sequence[Row]) -> Figure:
     names = labels(rows)
     for axes, (key, meaning) in zip(figure.subplots(1, 3, sharey=True), LATENCIES.items(), strict=True):
         values = [row[f"median_{key}_ms"] for row in rows]
-        bars = axes.barh(range(len(rows)), values, color=["grey" if row["method"] == PLAIN else "C0" for row in rows])
+        bars = axes.barh(range(len(rows)), values, color=["grey" if row["method"] in NAMES else "C0" for row in rows])
         axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3, fontsize="small")
         axes.margins(x=0.15)
         axes.set_title(f"{meaning} (median, shorter is better)", fontsize="medium")

@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm_specext.bench.configurations import Configuration
 from vllm_specext.measure.bundled import MODELS
+from vllm_specext.measure.plain import PLAIN, STOCK
 
 Row = dict[str, Any]
 
@@ -35,6 +36,11 @@ def described(
         "model_runner": model_runner,
         "task": task,
     }
+
+
+def baseline(rows: Sequence[Row]) -> str:
+    """The method that speed is relative to. Files that have no row of vLLM as it is are relative to plain decoding."""
+    return STOCK if any(row["method"] == STOCK for row in rows) else PLAIN
 
 
 def placeless(text: str) -> str:

@@ -1,7 +1,7 @@
 """Turns next to plain decoding as a row of figures, with the names of ``vllm bench serve``'s JSON where it has one.
 
-``speedup`` is the median over the rounds of this configuration's ``output_throughput`` divided by that of plain
-decoding measured just before it.
+``speedup`` is the median over the rounds of this configuration's ``output_throughput`` divided by that of the baseline
+measured just before it: plain decoding, by vLLM as it is where that is another thing.
 """
 
 import statistics
@@ -9,15 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm_specext.measure.speculation import Speculation
-from vllm_specext.measure.turns import Answer, Turn, same_tokens, speedups
+from vllm_specext.measure.turns import Answer, Turn, repeated, same_tokens, speedups
 
 
-def summarised(own: Sequence[Turn], plain: Sequence[Turn]) -> dict[str, Any]:
-    """The figures of a configuration's turns, ``plain[i]`` being the turn of plain decoding next to ``own[i]``."""
+def summarised(own: Sequence[Turn], baseline: Sequence[Turn], plain: Sequence[Turn] | None = None) -> dict[str, Any]:
+    """The figures of a configuration's turns, ``baseline[i]`` being the turn of the baseline next to ``own[i]``, and
+    ``plain`` the turns of plain decoding, where it is not the baseline: as many for each configuration."""
+    plain = baseline if plain is None else repeated(plain, len(own))
     answers = [answer for turn in own for answer in turn.answers]
     throughputs = [turn.output_throughput for turn in own]
     duration = sum(turn.duration for turn in own)
-    speedup = speedups(own, plain)
+    speedup = speedups(own, baseline)
     return {
         "identical": same_tokens(own, plain),
         "speedup": speedup.median,
@@ -32,7 +34,7 @@ def summarised(own: Sequence[Turn], plain: Sequence[Turn]) -> dict[str, Any]:
         "output_throughput": round(statistics.median(throughputs), 2),
         "output_throughput_lowest": round(min(throughputs), 2),
         "output_throughput_highest": round(max(throughputs), 2),
-        "plain_output_throughput": round(statistics.median(turn.output_throughput for turn in plain), 2),
+        "baseline_output_throughput": round(statistics.median(turn.output_throughput for turn in baseline), 2),
         **milliseconds("ttft", answers, lambda answer: answer.first_token),
         **milliseconds("tpot", answers, lambda answer: answer.per_token),
         **milliseconds("e2el", answers, lambda answer: answer.latency),

@@ -24,7 +24,7 @@ class OwnServer(Server):
     """``vllm-specext serve`` with a configuration, on the bundled target or the user's."""
 
     def __init__(self, configuration: Configuration, target: str | None, arguments: Sequence[str], log: Path) -> None:
-        super().__init__(log)
+        super().__init__(log, environment=configuration.environment)
         self.command = [sys.executable, "-m", "vllm_specext", "serve", served(target)]
         self.command += [f"--host={HOST}", f"--port={self.port}", *compared_arguments(target, arguments)]
         if configuration.speculative is not None:

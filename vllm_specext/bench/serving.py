@@ -1,4 +1,4 @@
-"""``latency`` and ``serve``: servers, one beside plain decoding at a time, in turns with it."""
+"""``latency`` and ``serve``: servers, one beside the baseline at a time, in turns with it."""
 
 import json
 import statistics
@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specext.bench import vllm_bench
-from vllm_specext.bench.configurations import PLAIN, Configuration
+from vllm_specext.bench.configurations import Configuration
 from vllm_specext.bench.progress import Progress
 from vllm_specext.bench.prompts import Rendering
 from vllm_specext.bench.results import Results, Row, described, placeless
 from vllm_specext.bench.rows import summarised
 from vllm_specext.bench.servers import Model, OwnServer, model_of, turn
 from vllm_specext.bench.workload import Asked, Workload, that_fit, told, without_loops
+from vllm_specext.measure.plain import PLAIN, STOCK
 from vllm_specext.measure.server import SETTLING_SECONDS
-from vllm_specext.measure.turns import Turn, in_turns, spread
+from vllm_specext.measure.turns import Turn, in_turns, repeated, spread
 
 Runs = list[dict[str, Any]]
 
@@ -27,11 +28,11 @@ def latency(workload: Workload, progress: Progress) -> Results:
     """Measure latency: one request at a time, streamed."""
     with tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as name:
         folder = Path(name)
-        with started(workload.plain, workload, folder, progress) as plain_server:
-            model = model_of(plain_server.url)
+        with started(workload.baseline, workload, folder, progress) as first:
+            model = model_of(first.url)
             asked = in_ids(workload, model)
-            progress.doing("plain: looking for loops")
-            reference = turn(plain_server, model, [one.ids for one in asked], workload.tokens)
+            progress.doing(f"{workload.baseline.name}: looking for loops")
+            reference = turn(first, model, [one.ids for one in asked], workload.tokens)
             kept = without_loops(asked, reference.tokens)
             ids = [one.ids for one in kept]
 
@@ -42,18 +43,21 @@ def latency(workload: Workload, progress: Progress) -> Results:
 
             progress.begin(2 * workload.rounds * len(workload.others))
             rows: list[Row] = []
-            all_plain: list[Turn] = []
+            seen: list[Turn] = []
+            plain: list[Turn] | None = None
             for configuration in workload.others:
                 with started(configuration, workload, folder, progress) as server:
                     turn(server, model, ids[:1], workload.tokens)
-                    progress.doing(f"{configuration.name} and plain: one at a time")
-                    asks = {each: partial(ask, each) for each in (plain_server, server)}
+                    progress.doing(f"{configuration.name} and {workload.baseline.name}: one at a time")
+                    asks = {each: partial(ask, each) for each in (first, server)}
                     turns = in_turns(range(workload.rounds), asks, settle=SETTLING_SECONDS)
+                    if configuration is workload.plain:
+                        plain = turns[server]
                     facts = {**described(configuration, server.model_runner), "max_concurrency": 1}
-                    rows.append({**facts, **summarised(turns[server], turns[plain_server])})
-                    all_plain += turns[plain_server]
-            facts = {**described(workload.plain, plain_server.model_runner), "max_concurrency": 1}
-            rows.insert(0, {**facts, **summarised(all_plain, all_plain)})
+                    rows.append({**facts, **summarised(turns[server], turns[first], plain)})
+                    seen += turns[first]
+            facts = {**described(workload.baseline, first.model_runner), "max_concurrency": 1}
+            rows.insert(0, {**facts, **summarised(seen, seen, plain)})
     return Results("latency", told(workload.prompts, asked, kept), rows)
 
 
@@ -61,29 +65,34 @@ def serve(workload: Workload, rates: Sequence[float], folder: Path, progress: Pr
     """Run ``vllm bench serve`` at every rate against servers that are started here; its JSON stays in ``folder``."""
     with tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as name:
         logs = Path(name)
-        with started(workload.plain, workload, logs, progress) as plain_server:
-            load = Load(workload, plain_server.url, logs / "prompts.jsonl", folder, progress)
+        base = workload.baseline
+        with started(base, workload, logs, progress) as first:
+            load = Load(workload, first.url, logs / "prompts.jsonl", folder, progress)
             progress.begin(2 * workload.rounds * len(rates) * len(workload.others))
             rows: list[Row] = []
             seen: dict[float, Runs] = {rate: [] for rate in rates}
+            plain: dict[float, Runs] = {}
             for configuration in workload.others:
                 with started(configuration, workload, logs, progress) as server:
-                    urls = {PLAIN: plain_server.url, configuration.name: server.url}
+                    urls = {base.name: first.url, configuration.name: server.url}
                     for rate in rates:
                         runs = load.in_turns(urls, rate)
+                        if configuration is workload.plain:
+                            plain[rate] = runs[PLAIN]
                         facts = described(configuration, server.model_runner)
-                        rows.append({**facts, **of_runs(runs[configuration.name], runs[PLAIN])})
-                        seen[rate] += runs[PLAIN]
-            facts = described(workload.plain, plain_server.model_runner)
-            plain_rows = [{**facts, **of_runs(runs, runs)} for runs in seen.values()]
-    return Results("serve", load.prompts, plain_rows + rows)
+                        rows.append({**facts, **of_runs(runs[configuration.name], runs[base.name], plain.get(rate))})
+                        seen[rate] += runs[base.name]
+            facts = described(base, first.model_runner)
+            first_rows = [{**facts, **of_runs(runs, runs, plain.get(rate))} for rate, runs in seen.items()]
+    return Results("serve", load.prompts, first_rows + rows)
 
 
 def serve_running(
     workload: Workload, urls: dict[str, str], rates: Sequence[float], folder: Path, progress: Progress
 ) -> Results:
     """Run ``vllm bench serve`` at every rate against servers that are up. ``urls`` has their addresses by name; the one
-    named ``plain`` is what the others are compared with."""
+    named ``plain`` is what the others are compared with, the one named ``plain-stock``, where there is one, what their
+    speed is relative to."""
     with tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as name:
         load = Load(workload, next(iter(urls.values())), Path(name) / "prompts.jsonl", folder, progress)
         progress.begin(workload.rounds * len(rates) * len(urls))
@@ -92,7 +101,7 @@ def serve_running(
             runs = load.in_turns(urls, rate)
             for server, own in runs.items():
                 facts = described(Configuration(server), None)
-                rows.append({**facts, **of_runs(own, runs.get(PLAIN))})
+                rows.append({**facts, **of_runs(own, runs.get(STOCK, runs.get(PLAIN)), runs.get(PLAIN))})
     return Results("serve", load.prompts, rows)
 
 
@@ -110,12 +119,12 @@ class Load:
 
     def in_turns(self, urls: dict[str, str], rate: float) -> dict[str, Runs]:
         """The results by name of ``urls``, as many as there are rounds."""
-        others = [name for name in urls if name != PLAIN]
+        first, *others = sorted(urls, key=lambda name: (name != STOCK, name != PLAIN))
 
         def ask(name: str, number: int) -> dict[str, Any]:
             self.progress.doing(f"{name}: vllm bench serve, {rate:g} requests per second")
-            # Plain decoding's belongs to the one that it was measured next to.
-            beside = f"-beside-{others[0]}" if name == PLAIN and others else ""
+            # The baseline's belongs to the one that it was measured next to.
+            beside = f"-beside-{others[0]}" if name == first and name in (PLAIN, STOCK) and others else ""
             result = self.folder / f"{name}{beside}-rate-{rate:g}-round-{number}.json"
             model = model_of(urls[name])
             tokenizer = self.workload.target or model.root
@@ -129,8 +138,9 @@ class Load:
         return in_turns(range(1, 1 + self.workload.rounds), {name: partial(ask, name) for name in urls})
 
 
-def of_runs(own: Runs, plain: Runs | None) -> Row:
-    """vLLM's keys, numbers as the medians of the rounds, and the speed-up of the median time to an answer's end."""
+def of_runs(own: Runs, baseline: Runs | None, plain: Runs | None = None) -> Row:
+    """vLLM's keys, numbers as the medians of the rounds, and the speed-up of the median time to an answer's end over
+    that of the ``baseline``'s run next to it. ``plain``: the runs of plain decoding, where it is not the baseline."""
     row: Row = {key: value for key, value in own[0].items() if key not in vllm_bench.LISTS}
     for key, value in row.items():
         if isinstance(value, float):
@@ -138,13 +148,14 @@ def of_runs(own: Runs, plain: Runs | None) -> Row:
         elif isinstance(value, str):
             row[key] = placeless(value)
     row["rounds"] = len(own)
-    if plain is None:
+    if baseline is None:
         return row
+    expected = baseline if plain is None else repeated(plain, len(own))
     key = "median_e2el_ms"
-    speedup = spread([other[key] / mine[key] for mine, other in zip(own, plain, strict=True)])
+    speedup = spread([other[key] / mine[key] for mine, other in zip(own, baseline, strict=True)])
     texts = "generated_texts"
     return {
-        "identical": all(mine[texts] == other[texts] for mine, other in zip(own, plain, strict=True)),
+        "identical": all(mine[texts] == other[texts] for mine, other in zip(own, expected, strict=True)),
         "speedup": speedup.median,
         "speedup_lowest": speedup.lowest,
         "speedup_highest": speedup.highest,

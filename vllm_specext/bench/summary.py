@@ -6,8 +6,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from vllm_specext.bench.configurations import PLAIN
-from vllm_specext.bench.results import Results, Row, labels
+from vllm_specext.bench.results import Results, Row, baseline, labels
+from vllm_specext.measure.plain import PLAIN, STOCK, WHAT_STOCK_IS
 
 COLUMNS = (
     ("request_rate", "requests/s", "{}"),
@@ -30,7 +30,7 @@ LATENCIES = ("median_ttft_ms", "median_tpot_ms", "median_e2el_ms")
 BY_LATENCY = ("latency", "serve")
 MEANING = {
     "same tokens": "whether every answer has exactly the tokens of plain decoding, greedily",
-    "speed-up": "speed divided by that of plain decoding measured in turns with it, the median of the rounds",
+    "speed-up": "speed divided by that of {baseline} measured in turns with it, the median of the rounds",
     "spread": "the lowest and the highest of the rounds' speed-ups",
     "x no nodes": "speed divided by that of the same engine when it drafts nothing and the drafter only reads along",
     "tokens per verification": "tokens that a pass of the target gives: the accepted ones and its own",
@@ -40,14 +40,14 @@ MEANING = {
     "answer, ms": "time to the end of an answer, median",
     "runner": "vLLM's model runner, which vLLM chooses; on a CPU without Triton it is V1 but for our methods",
 }
-SPEEDUP_OF_LATENCY = (
-    "the time to the end of an answer of plain decoding divided by this one's, the median of the rounds"
-)
+SPEEDUP_OF_LATENCY = "the time to the end of an answer of {baseline} divided by this one's, the median of the rounds"
+BASELINES = {PLAIN: "plain decoding", STOCK: f"`{STOCK}` ({WHAT_STOCK_IS})"}
 
 
 def cells(rows: Sequence[Row], without: Collection[str] = ()) -> tuple[list[str], list[list[str]]]:
     """Titles and lines, but not of the keys ``without``."""
-    found = [line(row) for row in rows]
+    base = baseline(rows)
+    found = [line(row, row["method"] == base) for row in rows]
     kept = [
         (key, title)
         for key, title, _ in COLUMNS
@@ -63,10 +63,10 @@ def varies(key: str, lines: Sequence[dict[str, str]]) -> bool:
     return len({one[key] for one in lines}) > 1
 
 
-def line(row: Row) -> dict[str, str]:
+def line(row: Row, is_baseline: bool) -> dict[str, str]:
     """The text of each column, empty where the row has no such figure."""
     known = dict(row)
-    if "speedup_lowest" in row and row["method"] != PLAIN:
+    if "speedup_lowest" in row and not is_baseline:
         known["spread"] = f"{row['speedup_lowest']:.2f}-{row['speedup_highest']:.2f}"
     if (identical := row.get("identical")) is not None:
         known["identical"] = "yes" if identical else "NO"
@@ -85,7 +85,10 @@ def table(results: Results) -> Table:
         *(by_latency if results.name in BY_LATENCY else LATENCIES),
     ]
     titles, lines = cells(results.rows, left_out)
-    shown = Table(title=f"{results.name}: greedy, {results.prompts['counted']} prompts", box=SIMPLE_HEAD, padding=0)
+    title = f"{results.name}: greedy, {results.prompts['counted']} prompts"
+    has_stock = "speed-up" in titles and baseline(results.rows) == STOCK
+    note = f"speed-ups are over {STOCK}: {WHAT_STOCK_IS}" if has_stock else None
+    shown = Table(title=title, caption=note, box=SIMPLE_HEAD, padding=0)
     for title, *column in zip(titles, *lines, strict=True):
         width = max(map(len, [*title.split(), *column]))
         shown.add_column(title, justify="left" if title in ("method", "task") else "right", width=width)
@@ -97,6 +100,7 @@ def table(results: Results) -> Table:
 def markdown(results: Results, head: dict[str, Any], pictures: dict[str, str]) -> str:
     titles, lines = cells(results.rows)
     meanings = MEANING | ({"speed-up": SPEEDUP_OF_LATENCY} if "request_rate" in results.rows[0] else {})
+    meanings["speed-up"] = meanings["speed-up"].format(baseline=BASELINES[baseline(results.rows)])
     prompts = results.prompts
     by_task = ", ".join(f"{count} of {task}" for task, count in prompts["counted_by_task"].items())  # type: ignore[attr-defined]
     left_out = [

@@ -8,11 +8,13 @@ from vllm_specext.bench.configurations import Configuration
 from vllm_specext.bench.prompts import Prompt
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.loops import is_loop
+from vllm_specext.measure.plain import PLAIN
 
 
 @dataclass(frozen=True)
 class Workload:
-    """``target`` is ``None`` for the bundled one; ``arguments`` are vLLM's; ``configurations[0]`` is plain decoding."""
+    """``target`` is ``None`` for the bundled one; ``arguments`` are vLLM's; ``configurations`` begin with plain
+    decoding, and before it by vLLM as it is, where this differs."""
 
     target: str | None
     configurations: list[Configuration]
@@ -22,12 +24,23 @@ class Workload:
     arguments: list[str] = field(default_factory=list)
 
     @property
-    def plain(self) -> Configuration:
+    def baseline(self) -> Configuration:
+        """What speed is relative to."""
         return self.configurations[0]
 
     @property
     def others(self) -> list[Configuration]:
+        """What is measured in turns with the baseline; plain decoding first, where it is not the baseline itself."""
         return self.configurations[1:]
+
+    @property
+    def plain(self) -> Configuration:
+        """Whose tokens the others must have."""
+        return next(each for each in self.configurations if each.name == PLAIN)
+
+    @property
+    def drafting(self) -> list[Configuration]:
+        return [each for each in self.configurations if each.speculative is not None]
 
 
 @dataclass(frozen=True)

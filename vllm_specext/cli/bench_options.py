@@ -86,13 +86,15 @@ class Options:
         for option, model in (("--target", self.target), ("--eagle", self.eagle)):
             if model is not None:
                 check_target(option, model)
-        from vllm_specext.bench.configurations import chosen
+        from vllm_specext.bench.configurations import after_stock, chosen
         from vllm_specext.bench.prompts import load
         from vllm_specext.bench.workload import Workload
+        from vllm_specext.measure.plain import has_stock_row
 
+        configurations = chosen(self.target, self.config or [], self.eagle, self.quick)
         work = Workload(
             self.target,
-            chosen(self.target, self.config or [], self.eagle, self.quick),
+            after_stock(configurations) if has_stock_row() else configurations,
             load(self.prompts or [], self.prompts_per_task or (3 if self.quick else 20)),
             self.tokens or (40 if self.quick else 96),
             self.rounds or rounds,

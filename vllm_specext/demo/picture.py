@@ -7,17 +7,25 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
+from vllm_specext.measure.plain import PLAIN, STOCK
+
 if TYPE_CHECKING:
     from vllm_specext.demo.run import Row
 
 WIDTH = 22
 """Characters of the longest bar: with names, figures and gaps a line has less than 80."""
 DPI = 150
-COLORS = {"tokens per verification": "#1f77b4", "speed-up over plain decoding": "#ff7f0e"}
-MEASURES: "dict[str, Callable[[Row], float]]" = {
-    "tokens per verification": lambda row: row.tokens_per_verification,
-    "speed-up over plain decoding": lambda row: row.speedup,
-}
+COLORS = ("#1f77b4", "#ff7f0e")
+NAMES = {PLAIN: "plain decoding", STOCK: STOCK}
+"""Rows without drafts, and what a title calls them."""
+
+
+def measures(rows: "Sequence[Row]") -> "dict[str, Callable[[Row], float]]":
+    """What is shown of a row, by title; the first row is what speed is relative to."""
+    return {
+        "tokens per verification": lambda row: row.tokens_per_verification,
+        f"speed-up over {NAMES[rows[0].method]}": lambda row: row.speedup,
+    }
 
 
 class Bars:
@@ -30,26 +38,28 @@ class Bars:
         mark = "#" if options.ascii_only else "█"
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         table.add_column("", no_wrap=True)
-        for title in MEASURES:
-            table.add_column(title, min_width=WIDTH + 5, no_wrap=True, style=COLORS[title])
-        longest = {title: max(map(of, self.rows)) for title, of in MEASURES.items()}
+        shown = measures(self.rows)
+        for title, color in zip(shown, COLORS, strict=True):
+            table.add_column(title, min_width=WIDTH + 5, no_wrap=True, style=color)
+        longest = {title: max(map(of, self.rows)) for title, of in shown.items()}
         for row in self.rows:
-            values = ((of(row), longest[title]) for title, of in MEASURES.items())
+            values = ((of(row), longest[title]) for title, of in shown.items())
             table.add_row(row.method, *(f"{value:.2f} {mark * round(WIDTH * value / top)}" for value, top in values))
         yield table
 
 
 def draw(rows: "Sequence[Row]", path: Path) -> None:
-    """Write the picture to ``path``, a PNG; the first row is plain decoding's."""
+    """Write the picture to ``path``, a PNG; the first row is what speed is relative to."""
     from matplotlib.figure import Figure
 
     from vllm_specext.measure.machine import device, machine
 
     loops = rows[0].looping
     figure = Figure(figsize=(10, 1.7 + 0.4 * len(rows)), layout="constrained")
-    for axes, (title, of) in zip(figure.subplots(1, 2, sharey=True), MEASURES.items(), strict=True):
+    shown = measures(rows).items()
+    for axes, (title, of), color in zip(figure.subplots(1, 2, sharey=True), shown, COLORS, strict=True):
         values = [of(row) for row in rows]
-        axes.barh(range(len(rows)), values, color=["grey", *[COLORS[title]] * (len(rows) - 1)])
+        axes.barh(range(len(rows)), values, color=["grey" if row.method in NAMES else color for row in rows])
         for place, value in enumerate(values):
             axes.text(0, place, f"  {value:.2f}", va="center", color="white", weight="bold")
         axes.axvline(1, color="black", linewidth=1)

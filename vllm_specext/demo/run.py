@@ -1,9 +1,9 @@
 """The demonstration: the same held-out prompts, one at a time through an OpenAI client, without and with drafts.
 
-The plain server and up to three with drafts are up together and take turns, so that a machine that is slow for a while
-is slow for all of them. Nothing is started or stopped while they are asked. A row is ``identical`` when every prompt
-gets exactly the token ids of plain decoding. Tokens per verification and what else is said about drafts leave out
-prompts whose plain continuation is a loop, because a loop is easy to draft.
+The servers of plain decoding (``measure/plain.py``) and up to three with drafts are up together and take turns, so that
+a machine that is slow for a while is slow for all of them. Nothing is started or stopped while they are asked. A row is
+``identical`` when every prompt gets exactly the token ids of plain decoding. Tokens per verification and what else is
+said about drafts leave out prompts whose plain continuation is a loop, because a loop is easy to draft.
 """
 
 import json
@@ -19,14 +19,15 @@ from openai import OpenAI
 
 from vllm_specext.measure.bundled import CONFIGURATIONS, MAX_TOKENS, TARGET, Configurations, bundled_prompts
 from vllm_specext.measure.loops import is_loop
+from vllm_specext.measure.plain import PLAIN, STOCK, STOCK_ENVIRONMENT, has_stock_row
 from vllm_specext.measure.server import SETTLING_SECONDS, Server, room, speculation, start_together
 from vllm_specext.measure.speculation import Speculation
 from vllm_specext.measure.turns import in_turns
 
 SHORT: Configurations = CONFIGURATIONS[:3]
 """GRIFFIN's chain, and the trees of GRIFFIN and EAGLE-3."""
-SERVERS_AT_ONCE = 4
-"""Plain decoding's and three more, where memory has room."""
+DRAFTING_AT_ONCE = 3
+"""Servers with drafts beside those of plain decoding, where memory has room."""
 PROMPTS_PER_TURN = 4
 Tell = Callable[[str, str], None]
 """A function that hears the stage of the run and what is being done in it right now."""
@@ -44,6 +45,7 @@ class Row:
     """Share of the verifications that accepted a drafted token at depth 1, 2, ...; their sum is the mean accepted."""
     tokens_per_second: float
     speedup: float
+    """Over the first row: plain decoding, by vLLM as it is where that is another thing."""
     requests: int
     looping: int
 
@@ -58,21 +60,26 @@ class Answer:
 def run(tell: Tell, configurations: Configurations = SHORT, target: Path = TARGET) -> list[Row]:
     """Measure plain decoding, and every configuration in turns with it."""
     prompts = [prompt["text"] for prompt in bundled_prompts()]
-    beside = max(1, min(SERVERS_AT_ONCE, room()) - 1)
+    environments = ({STOCK: STOCK_ENVIRONMENT} if has_stock_row() else {}) | {PLAIN: {}}
+    beside = max(1, min(DRAFTING_AT_ONCE, room() - len(environments)))
     rows: list[Row] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="vllm-specext-demo-") as folder,
-        Server(Path(folder) / "plain.log", target=target) as plain,
-    ):
-        starting = {"plain": plain}
+    with tempfile.TemporaryDirectory(prefix="vllm-specext-demo-") as folder, ExitStack() as until_the_end:
+        plain = {
+            name: until_the_end.enter_context(
+                Server(Path(folder) / f"{name}.log", target=target, environment=environment)
+            )
+            for name, environment in environments.items()
+        }
+        starting = dict(plain)
         for first in range(0, len(configurations), beside):
             with ExitStack() as until_asked:
                 for name, speculative in configurations[first : first + beside]:
                     server = Server(Path(folder) / f"{name}.log", speculative, target=target)
                     starting[name] = until_asked.enter_context(server)
                 start_together(starting, partial(tell, "starting servers"))
-                answers = ask_in_turn({"plain": plain} | starting, prompts, partial(tell, "asking"))
-            rows += [summarize(name, answers[name], answers["plain"]) for name in starting]
+                answers = ask_in_turn(plain | starting, prompts, partial(tell, "asking"))
+            baseline = answers[next(iter(plain))]
+            rows += [summarize(name, answers[name], answers[PLAIN], baseline) for name in starting]
             starting = {}
     return rows
 
@@ -112,7 +119,8 @@ def ask(client: OpenAI, server: Server, prompt: str) -> Answer:
     return Answer(tokens, seconds, speculation(server) - before)
 
 
-def summarize(name: str, answers: list[Answer], plain: list[Answer]) -> Row:
+def summarize(name: str, answers: list[Answer], plain: list[Answer], baseline: list[Answer]) -> Row:
+    """A row whose tokens are compared with those of ``plain``, and its speed with that of ``baseline``."""
     loops = [is_loop(answer.tokens) for answer in plain]
     told = sum((answer.speculation for answer, loop in zip(answers, loops, strict=True) if not loop), Speculation())
     speed = tokens_per_second(answers)
@@ -123,7 +131,7 @@ def summarize(name: str, answers: list[Answer], plain: list[Answer]) -> Row:
         nodes_per_verification=told.per_verification(told.nodes),
         accepted_per_depth=[told.per_verification(count) for count in told.accepted],
         tokens_per_second=round(speed, 1),
-        speedup=round(speed / tokens_per_second(plain), 2),
+        speedup=round(speed / tokens_per_second(baseline), 2),
         requests=len(answers),
         looping=sum(loops),
     )

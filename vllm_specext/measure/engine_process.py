@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +25,20 @@ from vllm_specext.vllm_process import set_default_threads, users_error, vllm_dis
 
 
 class EngineProcess:
-    """Loads when it is entered; a load or turn that fails is a ``ConfigurationError`` that calls the engine ``name``
-    and ends with the log."""
+    """Loads when it is entered, with ``environment`` added to this process's; a load or turn that fails is a
+    ``ConfigurationError`` that calls the engine ``name`` and ends with the log."""
 
-    def __init__(self, name: str, arguments: Sequence[str], speculative: dict[str, Any] | None, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        speculative: dict[str, Any] | None,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.log = log
+        self.environment = environment or {}
         self._request = {"arguments": list(arguments), "speculative": speculative}
 
     def __enter__(self) -> "EngineProcess":
@@ -41,7 +49,7 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=os.environ | ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+                env={**os.environ, **ENVIRONMENT, **self.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             )
         try:
             self.facts = self._ask(self._request)

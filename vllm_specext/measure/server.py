@@ -41,7 +41,8 @@ class ServerError(ConfigurationError):
 
 
 class Server:
-    """A server of ``target``; ``speculative`` is the ``--speculative-config``, or ``None`` for plain decoding."""
+    """A server of ``target``; ``speculative`` is the ``--speculative-config``, or ``None`` for plain decoding.
+    ``environment`` is added to this process's."""
 
     def __init__(
         self,
@@ -51,8 +52,10 @@ class Server:
         target: Path = TARGET,
         arguments: Sequence[str] = (),
         port: int | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.log = log
+        self.environment = environment or {}
         self.port = port or free_port()
         self.url = f"http://{HOST}:{self.port}"
         self.command = [sys.executable, "-m", "vllm_specext", "serve", str(target), "--served-model-name=bundled"]
@@ -82,7 +85,7 @@ class Server:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **ENVIRONMENT},
+                env={**os.environ, **ENVIRONMENT, **self.environment},
                 start_new_session=True,
             )
 

@@ -1,13 +1,14 @@
 """Turns: prompts that are asked together, several askers in the same rounds, and how their figures compare.
 
-Speed is told as a ratio to plain decoding, which takes turns with what it is compared with: a machine that is slow for
-a minute is slow for both.
+Speed is told as a ratio to a baseline, plain decoding, which takes turns with what it is compared with: a machine that
+is slow for a minute is slow for both.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import NamedTuple, TypeVar
 
 from vllm_specext.measure.speculation import Speculation
@@ -62,6 +63,11 @@ def in_turns(
     return found
 
 
+def repeated(measured: Sequence[Result], count: int) -> list[Result]:
+    """``count`` results: those ``measured`` of plain decoding, again and again."""
+    return list(islice(cycle(measured), count))
+
+
 class Spread(NamedTuple):
     """The middle and the ends of a figure over the rounds."""
 
@@ -74,9 +80,9 @@ def spread(ratios: Sequence[float]) -> Spread:
     return Spread(round(statistics.median(ratios), 3), round(min(ratios), 3), round(max(ratios), 3))
 
 
-def speedups(own: Sequence[Turn], plain: Sequence[Turn]) -> Spread:
-    """Tokens per second over those of plain decoding, ``plain[i]`` being the turn next to ``own[i]``."""
-    return spread([mine.output_throughput / other.output_throughput for mine, other in zip(own, plain, strict=True)])
+def speedups(own: Sequence[Turn], baseline: Sequence[Turn]) -> Spread:
+    """Tokens per second over those of the baseline, ``baseline[i]`` being the turn next to ``own[i]``."""
+    return spread([mine.output_throughput / other.output_throughput for mine, other in zip(own, baseline, strict=True)])
 
 
 def same_tokens(own: Sequence[Turn], plain: Sequence[Turn]) -> bool:
