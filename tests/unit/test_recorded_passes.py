@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from vllm_specext.engine.drafting import recorded_passes
 from vllm_specext.engine.drafting.recorded_passes import MOST, RecordedPasses
 
 KIND = "level"
@@ -97,6 +98,19 @@ def test_pieces_are_left_out_of_a_prepared_pass(passes: RecordedPasses) -> None:
     assert passes.replay(1, KIND, without={"middle"}).tolist() == [2]
     assert passes.replay(1, KIND).tolist() == [22]
     passes.cut("nothing is recorded now")
+
+
+def test_recordings_take_no_more_than_their_share(
+    passes: RecordedPasses, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes.capture_passes({(size, KIND): counting.of(size) for size in (1, 2, 3)})
+    monkeypatch.setattr(recorded_passes, "BUDGET", 20)
+    passes.prepare(1, KIND)  # its result has 8 bytes
+    assert passes.replay(2, KIND).tolist() == [20, 10]  # 16 more, so that it is not kept
+    assert [passes.size_for(size, KIND) for size in (1, 2, 3)] == [1, None, None]
+    passes.prepare(3, KIND)
+    assert counting.runs == 2
+    assert passes.replay(1, KIND).tolist() == [30]
 
 
 def test_a_pass_that_waits_is_an_error(passes: RecordedPasses) -> None:

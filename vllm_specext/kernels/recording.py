@@ -61,13 +61,19 @@ class Operation(NamedTuple):
         changed += [value for name, value in self.kwargs.items() if _changes(by_name[name])]
         return _storages(changed)
 
+    @property
+    def fresh(self) -> list[Tensor]:
+        """Its results that lie in memory of their own."""
+        reads = self.reads
+        return [tensor for tensor in self.made if _storage(tensor) not in reads]
+
     def call(self) -> Call:
         """The operation again, with its results where they are."""
         if (bound := None if self.kwargs else bind(self.operator, self.args)) is not None:
             return bound
         if self.operator in REPEATS:
             return partial(REPEATS[self.operator], self.made[0], *self.args[:1])
-        fresh = [tensor for tensor in self.made if _storage(tensor) not in self.reads]
+        fresh = self.fresh
         if not fresh:
             return partial(self.operator._op, *self.args, **self.kwargs)
         writing = _writing(self.operator)
@@ -90,8 +96,8 @@ class Recording:
 
     @property
     def bytes(self) -> int:
-        """Memory of the results, before the first replay."""
-        made = (tensor.untyped_storage() for operation in self._taken for tensor in operation.made)
+        """Memory that the operations allocated for their results; asked before the first replay."""
+        made = (tensor.untyped_storage() for operation in self._taken for tensor in operation.fresh)
         return sum({storage._cdata: storage.nbytes() for storage in made}.values())
 
     @contextmanager

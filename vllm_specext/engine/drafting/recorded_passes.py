@@ -21,6 +21,8 @@ Mask = Callable[[int, int], None]
 MOST = 32
 """Requests up to which passes are recorded. What Python takes for a pass is little beside the arithmetic of more, and
 every recording keeps its own memory."""
+BUDGET = 256 << 20
+"""Bytes that the results of all recordings may take together. A drafter whose results are larger has little to gain."""
 
 
 def records_passes(vllm_config: VllmConfig) -> bool:
@@ -42,6 +44,7 @@ class RecordedPasses:
         self._passes: dict[Key, Callable[[], Any]] = {}
         self._recordings: dict[Key, tuple[Recording, Any]] = {}
         self._being_recorded: Recording | None = None
+        self._bytes = 0
 
     def needs_capture(self) -> bool:
         return True
@@ -61,13 +64,14 @@ class RecordedPasses:
             self._being_recorded.cut(piece)
 
     def size_for(self, requests: int, kind: Kind) -> int | None:
-        """``requests``, or ``None`` where such a pass is not recorded for so many."""
-        return requests if (requests, kind) in self._passes else None
+        """``requests``, or ``None`` where such a pass is not recorded for so many, and will not be."""
+        key = requests, kind
+        return requests if key in self._recordings or (key in self._passes and self._bytes < BUDGET) else None
 
     def prepare(self, size: int, kind: Kind, mask: Mask | None = None) -> None:
         """Record a pass now if it is not recorded yet. It reads what is in its buffers, which ``mask(first, end)``, if
         given, fills with padding first."""
-        if (size, kind) not in self._recordings:
+        if (size, kind) not in self._recordings and self.size_for(size, kind) is not None:
             if mask is not None:
                 mask(0, size)
             self._record((size, kind))
@@ -89,5 +93,7 @@ class RecordedPasses:
                 result = self._passes[key]()
         finally:
             self._being_recorded = None
-        self._recordings[key] = recording, result
+        self._bytes += recording.bytes
+        if self._bytes < BUDGET:
+            self._recordings[key] = recording, result
         return result

@@ -180,11 +180,10 @@ class SwiftSpeculator(StepSpeculator):
     def _graph_for(self, requests: int) -> int | None:
         """The number of requests of the graph that drafts levels for so many, if there is one. What the buffers hold
         may be lost."""
-        graphs = self.draft_graphs
-        size = None if graphs is None else graphs.size_for(requests, LEVEL)
-        if graphs is not None and size is not None:
-            graphs.prepare(size, LEVEL, self._mask)
-        return size
+        if self.draft_graphs is None:
+            return None
+        self.draft_graphs.prepare(requests, LEVEL, self._mask)
+        return self.draft_graphs.size_for(requests, LEVEL)
 
     def _draft_chains(self, step: Step, size: int | None) -> tuple[Tensor, Tensor]:
         """The most likely tokens of every level and their log-probabilities, ``[R, D, candidates]``, in the graph for
@@ -288,10 +287,11 @@ class SwiftSpeculator(StepSpeculator):
     def _matchness(self, skipped: SkipSet, first: int) -> float:
         """The share of the window's tokens, from position ``first`` on, that follow from the token before."""
         self.model.skipped = skipped
-        graphs = self.draft_graphs
-        size = None if graphs is None else graphs.size_for(1, WINDOW)
+        graphs, size = self.draft_graphs, None
+        if graphs is not None:
+            graphs.prepare(1, WINDOW)
+            size = graphs.size_for(1, WINDOW)
         if graphs is not None and size is not None:
-            graphs.prepare(size, WINDOW)
             matches = graphs.replay(size, WINDOW, without=skipped.sub_layers)
         else:
             matches = self._matches(first + self.window.nodes)
