@@ -78,7 +78,9 @@ class Operation(NamedTuple):
             return partial(self.operator._op, *self.args, **self.kwargs)
         writing = _writing(self.operator)
         if writing is not None and len(writing.names) == len(self.made) == len(fresh):
-            return partial(writing.operator._op, *self.args, **self.kwargs, **dict(zip(writing.names, fresh, strict=True)))
+            return partial(
+                writing.operator._op, *self.args, **self.kwargs, **dict(zip(writing.names, fresh, strict=True))
+            )
         return partial(_again, self)
 
 
@@ -162,7 +164,12 @@ def _needed(taken: Sequence[Operation]) -> set[int]:
         made = {_storage(tensor) for tensor in operation.made}
         if _allocates(operation.operator):
             continue
-        if not operation.writes and operation.reads <= constant and not made & changed and not _draws(operation.operator):
+        if (
+            not operation.writes
+            and operation.reads <= constant
+            and not made & changed
+            and not _draws(operation.operator)
+        ):
             constant |= made
         else:
             needed.add(place)

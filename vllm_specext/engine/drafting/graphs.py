@@ -24,7 +24,6 @@ from vllm_specext.engine.drafting.recorded_passes import Kind, RecordedPasses, r
 from vllm_specext.kernels.recording import WHOLE, Piece
 
 
-
 class DraftGraphs(CudaGraphManager):
     """Graphs of passes, by number of requests and kind of pass.
 
@@ -113,9 +112,7 @@ class DraftGraphs(CudaGraphManager):
 Graphs = DraftGraphs | RecordedPasses
 
 
-def draft_graphs(
-    vllm_config: VllmConfig, device: torch.device, mode: CUDAGraphMode, sizes: Collection[int]
-) -> Graphs:
+def draft_graphs(vllm_config: VllmConfig, device: torch.device, mode: CUDAGraphMode, sizes: Collection[int]) -> Graphs:
     """What a speculator's passes run in: graphs for these ``sizes`` of a batch, where the target's ``mode`` has any, or
     recordings."""
     if records_passes(vllm_config):

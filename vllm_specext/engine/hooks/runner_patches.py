@@ -6,12 +6,14 @@ from typing import Any
 from vllm_specext.declaration import Reads
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
+from vllm_specext.engine.graph_sizes import capture_all_sizes
 
 
 def wrap_runner() -> None:
     """Made in workers, once one of our methods is configured."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+    capture_all_sizes()
     wrap(GPUModelRunner, "load_model", _load_model)
     wrap(GPUModelRunner, "take_draft_token_ids", _take_draft_token_ids)
     wrap(GPUModelRunner, "sample_tokens", _sample_tokens)
