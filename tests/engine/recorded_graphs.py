@@ -13,17 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
-aten = torch.ops.aten
-WAITS = {
-    aten._local_scalar_dense.default,
-    aten.nonzero.default,
-    aten.masked_select.default,
-    aten.equal.default,
-    aten.is_nonzero.default,
-}
+from vllm_specext.kernels.recording import Recording
 
 PADDED_TO, MOST_PADDED = 16, 512
 """Rows of a batch of the target: a multiple of the first, as far as the second."""
@@ -31,40 +22,16 @@ PADDED_TO, MOST_PADDED = 16, 512
 
 class RecordedGraph:
     def __init__(self) -> None:
-        self.operations: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self.recording = Recording()
 
     def replay(self) -> None:
-        for operation, args, kwargs, made in self.operations:
-            for old, new in zip(made, _tensors(operation(*args, **kwargs)), strict=True):
-                if old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
-
-
-class _Recorder(TorchDispatchMode):
-    def __init__(self, graph: RecordedGraph) -> None:
-        super().__init__()
-        self.graph = graph
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func not in WAITS, f"a graph cannot be captured that runs {func}"
-        kwargs = kwargs or {}
-        made = func(*args, **kwargs)
-        read = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
-        new = [tensor for tensor in _tensors(made) if tensor.untyped_storage().data_ptr() not in read]
-        # A view stays one.
-        if new or func._schema.is_mutable:
-            self.graph.operations.append((func, args, kwargs, _tensors(made)))
-        return made
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_iter(values) if isinstance(value, Tensor)]
+        self.recording.replay()
 
 
 @contextmanager
 def recorded(graph: RecordedGraph, *args: Any, **kwargs: Any) -> Iterator[None]:
     """In the place of ``torch.cuda.graph``."""
-    with _Recorder(graph):
+    with graph.recording.taking():
         yield
 
 

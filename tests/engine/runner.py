@@ -84,6 +84,14 @@ def record_drafter(method: str, path: str) -> None:
     drafter.forward = forward
 
 
+def run_every_pass() -> None:
+    """Replay no pass as a CPU does: without the bodies in C++ it records none."""
+    from vllm_specext.kernels.native import library
+
+    os.environ[library.SWITCH] = "0"
+    library.load.cache_clear()
+
+
 def record_graphs(sizes: list[int]) -> None:
     """Draft in CUDA graphs, as far as a CPU can have them."""
     from tests.engine.recorded_graphs import install
@@ -168,6 +176,8 @@ def replace_in_vllm(spec: dict[str, Any]) -> None:
     measure_memory_first()
     if spec.get("keep_async"):
         keep_asynchronous_scheduling()
+    if spec.get("graphs") or spec.get("record"):
+        run_every_pass()
     if spec.get("graphs"):
         record_graphs(spec["graphs"])
     if spec.get("sabotage"):

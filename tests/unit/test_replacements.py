@@ -14,6 +14,7 @@ from vllm_specext.engine.changes.wrapping import put, wrap, wrap_property
 
 OURS = {
     # Our own classes.
+    ("engine/verification/recorded_target.py", "recorded", "checked"),
     ("methods/foreign_vocab/speculator.py", "text", "cached"),
     ("engine/hooks/runner_parts.py", "speculator", "req_states"),
     ("methods/foreign_vocab/slem.py", "active.texts[place]", "cached"),

@@ -95,6 +95,7 @@ def shorten(model: nn.Module) -> None:
     from vllm.model_executor.layers.layernorm import RMSNorm
     from vllm.model_executor.layers.linear import LinearBase
 
+    module: Any
     for module in model.modules():
         # Not what the user switched off with --compilation-config, nor a subclass that computes something else.
         switched_on = getattr(module, "_forward_method", None) == getattr(module, "forward_cpu", None)

@@ -16,6 +16,7 @@ def wrap_platform(platform: Any) -> None:
 
     wrap(VllmConfig, "_validate_v2_model_runner", _validate_v2_model_runner)
     wrap(type(platform), "register_triton_kernel_overrides", _register_triton_kernel_overrides)
+    wrap(type(platform), "check_and_update_config", _check_and_update_config)
     # Only workers load this module.
     when_loaded("vllm.model_executor.model_loader.base_loader", _wrap_loader)
 
@@ -66,3 +67,36 @@ def _register_triton_kernel_overrides(original: Callable) -> Callable:
             install()
 
     return register_triton_kernel_overrides
+
+
+@replaces(
+    "vllm.platforms.cpu.CpuPlatform.check_and_update_config",
+    name="asynchronous scheduling on a CPU",
+    why=(
+        "vLLM switches it off on a CPU; a step with drafts is then three calls of the worker's process, one after the "
+        "other, for whose answers both wait"
+    ),
+    how="wrapped: with our methods and a process for the worker, what vLLM decided for every device stays",
+    upstream="none: asynchronous scheduling is not required on a CPU, says the code",
+    until="vLLM schedules ahead on a CPU",
+    signature="vllm_config",
+)
+@replaces(
+    "vllm.config.scheduler.SchedulerConfig.async_scheduling",
+    name="scheduling ahead on a CPU",
+    why="vLLM's platform switches it off",
+    how="set back to what vLLM decided before, with our methods and a process for the worker",
+    upstream="none: asynchronous scheduling is not required on a CPU, says the code",
+    until="vLLM schedules ahead on a CPU",
+    kind="set",
+)
+def _check_and_update_config(original: Callable) -> Callable:
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        from vllm_specext.engine.config import is_ours
+
+        decided = vllm_config.scheduler_config.async_scheduling
+        original(vllm_config)
+        if is_ours(vllm_config.speculative_config) and vllm_config.parallel_config.distributed_executor_backend == "mp":
+            vllm_config.scheduler_config.async_scheduling = decided
+
+    return check_and_update_config

@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from vllm_specext.kernels.native.operators import bind
 
 Call = Callable[[], Any]
 Piece = Hashable
@@ -22,16 +25,11 @@ WHOLE = "whole"
 """Name of what comes before the first cut."""
 
 aten = torch.ops.aten
-WAITS = frozenset(
-    {
-        aten._local_scalar_dense.default,
-        aten.nonzero.default,
-        aten.masked_select.default,
-        aten.equal.default,
-        aten.is_nonzero.default,
-    }
-)
-"""Operations whose result Python sees, or whose shape depends on values: a replay cannot repeat what followed."""
+WAITS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+"""Tags of operations whose result Python sees, or whose shape depends on values: a replay cannot repeat what
+followed."""
+READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})
+"""What reads memory without an operation, so that Python sees values."""
 ALLOCATES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 REPEATS: dict[Any, Callable[..., Any]] = {
     aten._to_copy.default: Tensor.copy_,
@@ -40,9 +38,6 @@ REPEATS: dict[Any, Callable[..., Any]] = {
 }
 """Operations that have no overload which writes to given tensors under the same arguments: what to do with their result
 and their first argument instead."""
-BINDERS: dict[Any, Callable[[tuple[Any, ...]], Call | None]] = {}
-"""By operator: how a call with these arguments becomes one that has worked out all addresses; ``None`` where that
-cannot be done."""
 
 
 class Operation(NamedTuple):
@@ -68,8 +63,7 @@ class Operation(NamedTuple):
 
     def call(self) -> Call:
         """The operation again, with its results where they are."""
-        bind = BINDERS.get(self.operator)
-        if bind is not None and not self.kwargs and (bound := bind(self.args)) is not None:
+        if (bound := None if self.kwargs else bind(self.operator, self.args)) is not None:
             return bound
         if self.operator in REPEATS:
             return partial(REPEATS[self.operator], self.made[0], *self.args[:1])
@@ -103,7 +97,7 @@ class Recording:
     @contextmanager
     def taking(self) -> Iterator[None]:
         """Take down what runs here. Raises ``RuntimeError`` at the first operation that cannot be replayed."""
-        with _Taker(self._taken):
+        with _Watch(), _Taker(self._taken):
             yield
 
     def cut(self, piece: Piece) -> None:
@@ -136,7 +130,7 @@ class _Taker(TorchDispatchMode):
         self._taken = taken
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in WAITS:
+        if _waits(func, args):
             raise RuntimeError(f"a pass that runs {func} cannot be recorded: Python sees its result")
         kwargs = kwargs or {}
         # Operators of other libraries may pass for compositions of others and do their work unseen.
@@ -145,13 +139,27 @@ class _Taker(TorchDispatchMode):
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
-        made = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():  # what an operator of Python's does inside is its own
+            made = func(*args, **kwargs)
         operation = Operation(func, args, kwargs, _tensors(made))
         # A view stays one, and what is allocated stays where it is.
         is_view = bool(operation.made) and all(_storage(tensor) in operation.reads for tensor in operation.made)
         if func._schema.is_mutable or not is_view:
             self._taken.append(operation)
         return made
+
+
+class _Watch(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            raise RuntimeError(f"a pass that runs {func} cannot be recorded: Python sees its result")
+        return func(*args, **(kwargs or {}))
+
+
+def _waits(operator: Any, args: tuple[Any, ...]) -> bool:
+    if operator == aten.index.Tensor:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return not WAITS.isdisjoint(operator.tags)
 
 
 def _needed(taken: Sequence[Operation]) -> set[int]:

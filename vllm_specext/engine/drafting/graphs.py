@@ -20,7 +20,7 @@ from vllm.model_executor.offloader.base import get_offloader
 from vllm.utils.torch_utils import current_stream
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
-from vllm_specext.engine.drafting.recorded_passes import Kind, RecordedPasses, records_passes
+from vllm_specext.engine.drafting.recorded_passes import Kind, Mask, RecordedPasses, records_passes
 from vllm_specext.kernels.recording import WHOLE, Piece
 
 
@@ -69,7 +69,7 @@ class DraftGraphs(CudaGraphManager):
     def offer(self, requests: int, kind: Kind, run: Callable[[], Any]) -> None:
         """Nothing: what is captured was captured at start."""
 
-    def prepare(self, requests: int, kind: Kind) -> None:
+    def prepare(self, size: int, kind: Kind, mask: Mask | None = None) -> None:
         """Nothing, for the same reason."""
 
     def cut(self, piece: Piece) -> None:

@@ -11,12 +11,12 @@ from vllm.config import CompilationMode, VllmConfig
 from vllm.platforms import current_platform
 
 from vllm_specext.cpu_runner.eager_layers import are_wanted
-from vllm_specext.kernels import native
+from vllm_specext.kernels.native.library import library
 from vllm_specext.kernels.recording import Piece, Recording
 
 Kind = Hashable
 Key = tuple[int, Kind]
-
+Mask = Callable[[int, int], None]
 
 MOST = 32
 """Requests up to which passes are recorded. What Python takes for a pass is little beside the arithmetic of more, and
@@ -31,7 +31,7 @@ def records_passes(vllm_config: VllmConfig) -> bool:
         and are_wanted()
         and vllm_config.compilation_config.mode == CompilationMode.NONE
         and vllm_config.parallel_config.world_size == 1
-        and native.is_available()
+        and library() is not None
     )
 
 
@@ -64,10 +64,13 @@ class RecordedPasses:
         """``requests``, or ``None`` where such a pass is not recorded for so many."""
         return requests if (requests, kind) in self._passes else None
 
-    def prepare(self, requests: int, kind: Kind) -> None:
-        """Record a pass now if it is not recorded yet. It may overwrite its inputs."""
-        if (requests, kind) in self._passes and (requests, kind) not in self._recordings:
-            self._record((requests, kind))
+    def prepare(self, size: int, kind: Kind, mask: Mask | None = None) -> None:
+        """Record a pass now if it is not recorded yet. It reads what is in its buffers, which ``mask(first, end)``, if
+        given, fills with padding first."""
+        if (size, kind) not in self._recordings:
+            if mask is not None:
+                mask(0, size)
+            self._record((size, kind))
 
     def replay(self, size: int, kind: Kind, without: Collection[Piece] = ()) -> Any:
         """The result of a pass, run ``without`` these pieces; one that leaves out any has been prepared."""

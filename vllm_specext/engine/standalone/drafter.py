@@ -19,6 +19,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
+from vllm_specext.engine.drafting.recorded_passes import records_passes
 from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.standalone.cache import StandaloneCache, TextRows
 from vllm_specext.engine.standalone.captured_passes import SINGLE, CapturedPasses, PassKind
@@ -29,6 +30,9 @@ from vllm_specext.tree.topology import pack
 SHORT = (8, 32)
 """Numbers of tokens up to which texts that go on are read as tree nodes, where that runs in a graph: what follows the
 last step, and what follows it for drafters that spell words in bytes."""
+
+RECORDED_SHORT = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""The same where passes are recorded, of which there may be many, and where every row of padding costs arithmetic."""
 
 MOST_SHORT_ROWS = 512
 """Most rows of such a pass, which are mostly padding. More would take a GPU longer than their launches take the host;
@@ -89,6 +93,8 @@ class StandaloneDrafter:
         self._single_np = np.arange(scheduler.max_num_seqs + 1, dtype=np.int32)
         self.passes: NodePasses[Tensor] = NodePasses(self._over_nodes, self.cache.max_len)
         self.nodes = CapturedPasses(self.passes, scheduler.max_num_batched_tokens)
+        self.short = RECORDED_SHORT if records_passes(vllm_config) else SHORT
+        """Widths of the passes that read short texts."""
         self._causal_bits: dict[int, Tensor] = {}
 
     def initialize_cache(self, layout: str | None) -> None:
@@ -106,7 +112,7 @@ class StandaloneDrafter:
         """Read the next ``counts`` ``[A]`` tokens of each request, all in ``ids`` ``[T]``, after the ``firsts`` ``[A]``
         that it has read; hidden states ``[A, d]`` of the last tokens. ``request_slots`` ``[A]``."""
         requests, longest = len(counts), counts.max()
-        width = next((width for width in SHORT if width >= longest and width * requests <= MOST_SHORT_ROWS), 0)
+        width = next((width for width in self.short if width >= longest and width * requests <= MOST_SHORT_ROWS), 0)
         if self.nodes.replays(PassKind(width, width), requests):
             return self._read_short(ids, firsts, counts, width)
         starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

@@ -13,6 +13,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
+from vllm_specext.engine.drafting.recorded_passes import records_passes
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
 from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors
 from vllm_specext.engine.verification.attention import wrap_target_layers
@@ -65,7 +66,8 @@ def _for_trees(base: Any) -> type[ModelState]:
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             shape = self.vllm_config.speculative_config.tree
-            self.steps = TreeSteps(TreeStates(shape, self.max_num_reqs, self.max_model_len, self.device))
+            recorded = records_passes(self.vllm_config)
+            self.steps = TreeSteps(TreeStates(shape, self.max_num_reqs, self.max_model_len, self.device, recorded))
             layers = get_layers_from_vllm_config(self.vllm_config, Attention)
             self._layers = {name: layer for name, layer in layers.items() if not layer.is_draft_layer}
             wrap_target_layers(self._layers.values(), shape.depth)

@@ -20,10 +20,14 @@ from vllm_specext.tree.topology import Topology
 class TreeStates:
     """The trees of all request slots; until the first draft they are chains."""
 
-    def __init__(self, shape: TreeShape, max_num_reqs: int, max_model_len: int, device: torch.device) -> None:
-        """``shape``: the largest tree; ``max_num_reqs``: ``S``."""
+    def __init__(
+        self, shape: TreeShape, max_num_reqs: int, max_model_len: int, device: torch.device, recorded: bool = False
+    ) -> None:
+        """``shape``: the largest tree; ``max_num_reqs``: ``S``; ``recorded``: whether passes over trees are replayed
+        on longer requests, so that their bound is the model's."""
         self.shape = shape
         self.last_position = max_model_len - 1
+        self.recorded = recorded
         self.device = device
         self.topology = Topology.chain(max_num_reqs, shape.nodes, device)
         self.is_chain = np.ones(max_num_reqs, dtype=bool)
@@ -72,12 +76,13 @@ class TreeStates:
             self._prefix_lens,
             self._visible,
         )
+        longest = self.last_position + 1 if self.recorded else int(batch.seq_lens_cpu_upper_bound[:requests].max())
         return self._layout(
             requests,
             rows,
             query=int(drafted.max()) + 1,
             starts=batch.query_start_loc,
-            longest=int(batch.seq_lens_cpu_upper_bound[:requests].max()),
+            longest=longest,
             chains=bool(self.is_chain[batch.idx_mapping_np[:requests]].all()),
             chain_positions=chain_positions,
         )

@@ -29,7 +29,7 @@ class Library:
         """The body called ``name``, of an array of words; returns its status."""
         found = getattr(self._others_run if name in LONG else self._waiting, name)
         found.argtypes, found.restype = [ctypes.c_void_p], ctypes.c_int64
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 @cache

@@ -28,7 +28,7 @@ from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.graph_sizes import few_sizes
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.engine.standalone.captured_passes import SINGLE, PassKind
-from vllm_specext.engine.standalone.drafter import SHORT, StandaloneDrafter
+from vllm_specext.engine.standalone.drafter import StandaloneDrafter
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.foreign_vocab.pairing import read_pairing
 from vllm_specext.methods.foreign_vocab.texts import Active, Text
@@ -101,7 +101,7 @@ class ForeignSpeculator(StepSpeculator):
     def capture(self) -> None:
         """All passes but those that read long texts."""
         if self.draft_graphs is not None and self.draft_graphs.needs_capture():
-            kinds = {*(PassKind(width, width) for width in SHORT), *self.captured_kinds()}
+            kinds = {*(PassKind(width, width) for width in self.drafter.short), *self.captured_kinds()}
             self.drafter.nodes.capture(self.draft_graphs, kinds, self.device, self.cache.max_len)
 
     def draft(self, step: Step) -> Drafts:

@@ -155,6 +155,7 @@ class SwiftSpeculator(StepSpeculator):
         requests = step.requests
         if step.skips_attention or not step.attn_metadata or self.steps is None:
             return Drafts(self.draft_tokens[:requests])
+        size = self._graph_for(requests)
         self.chains.ids[:requests] = newest = step.newest_tokens()
         self.roots.take(step.lengths() + self.root_slots, written=not step.dummy)
         if step.length == 0:
@@ -163,7 +164,7 @@ class SwiftSpeculator(StepSpeculator):
             if not step.dummy and self.idle_steps % IDLE == 0:
                 self._learn(step, self._to_host(step, nothing), nothing[:, :0], nothing[:, 1])
             return Drafts(nothing[:, :0])
-        tokens, log_probs = self._draft_chains(step)
+        tokens, log_probs = self._draft_chains(step, size)
         tree = draft_tree(
             tokens,
             log_probs,
@@ -182,12 +183,21 @@ class SwiftSpeculator(StepSpeculator):
         self._learn(step, stats, tokens[:, :, 0], levels)
         return Drafts(draft.tokens, stats.nodes)
 
-    def _draft_chains(self, step: Step) -> tuple[Tensor, Tensor]:
-        """The most likely tokens of every level and their log-probabilities, ``[R, D, candidates]``."""
+    def _graph_for(self, requests: int) -> int | None:
+        """The number of requests of the graph that drafts levels for so many, if there is one. What the buffers hold
+        may be lost."""
+        graphs = self.draft_graphs
+        size = None if graphs is None else graphs.size_for(requests, LEVEL)
+        if graphs is not None and size is not None:
+            graphs.prepare(size, LEVEL, self._mask)
+        return size
+
+    def _draft_chains(self, step: Step, size: int | None) -> tuple[Tensor, Tensor]:
+        """The most likely tokens of every level and their log-probabilities, ``[R, D, candidates]``, in the graph for
+        ``size`` requests."""
         requests, chains, graphs = step.requests, self.chains, self.draft_graphs
         self.model.skipped = self.search.active
         chains.positions[:requests] = self.roots.starts[:requests] - self.root_slots
-        size = None if graphs is None else graphs.size_for(requests, LEVEL)
         if size is not None:
             self._mask(requests, size)
         longest = step.longest + self.root_slots
@@ -287,6 +297,7 @@ class SwiftSpeculator(StepSpeculator):
         graphs = self.draft_graphs
         size = None if graphs is None else graphs.size_for(1, WINDOW)
         if graphs is not None and size is not None:
+            graphs.prepare(size, WINDOW)
             matches = graphs.replay(size, WINDOW, without=skipped.sub_layers)
         else:
             matches = self._matches(first + self.window.nodes)
