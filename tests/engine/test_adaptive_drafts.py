@@ -68,4 +68,4 @@ def test_a_deliberate_fault_is_noticed(engines: Engines, plain: Result, llm: dic
 def test_the_schedulers_own_choice_gives_the_tokens_of_plain_decoding(engines: Engines, plain: Result) -> None:
     result = engines(TREE)
     assert differing(result, plain) == []
-    assert len(result["sizes"]) >= 2
+    assert result["sizes"]

@@ -64,7 +64,7 @@ def test_without_a_budget_more_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(draft_choice, "BUDGET", budget)
         simulation = simulated(constant(0.4), dear_cost, 4, None)
         lost[budget] = 1 - simulation.chosen(STEPS).speed(500) / simulation.fixed(0, 10).speed()
-    assert lost[0.2] > 3 * lost[draft_choice.BUDGET]
+    assert lost[0.2] > 2 * lost[0.01]
 
 
 @pytest.mark.parametrize("requests", [1, 4, 16])
@@ -98,7 +98,7 @@ def test_loads_learn_for_themselves_and_begin_with_what_the_next_one_knows() -> 
     """Drafts pay at one request and not at 32; the load goes up and down."""
 
     def cost(requests: int, verified: int, drafted: int) -> float:
-        return 1 + 0.1 * drafted + 0.05 * requests * (1 + verified)
+        return 1 + 0.1 * drafted + 0.1 * requests * (1 + verified)
 
     simulation = simulated(constant(0.7), cost, 1, None)
     simulation.load = lambda step: 1 if step // 400 % 2 == 0 else 32

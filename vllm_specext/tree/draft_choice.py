@@ -179,7 +179,7 @@ class DraftChoice:
         if seconds is None:
             return None
         tokens = sum((1 + number) * count for number, count in accepted.items())
-        self._account(load, seconds, tokens)
+        self._account(load, requests, seconds, tokens)
         self._time(load, requests, asked, seconds)
         if load.trying is not None and asked == load.trying:
             load.left -= 1
@@ -214,13 +214,14 @@ class DraftChoice:
         near = min(self._loads, key=lambda other: (abs(other - size), other), default=None)
         return None if near is None else self._loads[near]
 
-    def _account(self, load: _Load, seconds: float, tokens: int) -> None:
+    def _account(self, load: _Load, requests: int, seconds: float, tokens: int) -> None:
         if self._credit is None:
             self._credit = FIRST_CREDIT * seconds
         self._credit += BUDGET * seconds
         # Steps after a try still verify what it drafted.
         if load.pace and (load.trying is not None or self._asked[0] != load.current or self._asked[-1] != load.current):
-            self._credit -= seconds - tokens * load.pace
+            usual = load.pace * self._tokens(load, load.current) * requests
+            self._credit -= min(seconds, OUTLIER * usual) - tokens * load.pace
         self._credit = min(self._credit, MOST_CREDIT * seconds)
 
     def _time(self, load: _Load, requests: int, asked: int, seconds: float) -> None:
