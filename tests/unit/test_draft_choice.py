@@ -58,13 +58,16 @@ def test_drafts_that_never_pay_cost_hardly_anything(rate: float, requests: int) 
     assert 0 < sum(map(bool, outcome.drafted)) < 0.1 * STEPS
 
 
-def test_without_a_budget_more_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_bounds_what_trying_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a choice that hopes for everything from every size."""
+    monkeypatch.setattr(draft_choice.DraftChoice, "_hope", lambda *others: 1e9)
     lost = {}
     for budget in (draft_choice.BUDGET, 0.2):
         monkeypatch.setattr(draft_choice, "BUDGET", budget)
         simulation = simulated(constant(0.4), dear_cost, 4, None)
         lost[budget] = 1 - simulation.chosen(STEPS).speed(500) / simulation.fixed(0, 10).speed()
-    assert lost[0.2] > 2 * lost[0.01]
+    assert lost[0.01] < 0.02
+    assert lost[0.2] > 0.08
 
 
 @pytest.mark.parametrize("requests", [1, 4, 16])

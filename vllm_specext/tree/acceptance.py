@@ -10,7 +10,7 @@ Two memories are kept, a short one and a long one. The long one counts, because 
 contradicts it by more than chance explains: then the text has changed, and the long memory begins anew with the short.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import sqrt
 
 SHORT, LONG = 48, 400
@@ -26,7 +26,7 @@ SHRINKAGE = 2.0
 """Verifications that the guess for a level counts as."""
 
 CARRIED = 6.0
-"""Verifications that the estimate counts as after a change of the width, or without drafts for a while."""
+"""Verifications that an estimate counts as for drafts of another width, and without drafts for a while."""
 
 CONTRADICTION = 2.5
 """Standard errors by which the memories differ when the text has changed."""
@@ -36,6 +36,8 @@ UNSEEN = 0.85
 
 
 class _Memory:
+    """Verifications of drafts of one width."""
+
     def __init__(self, levels: int, reach: int) -> None:
         self.keeps = 1 - 1 / reach
         self.tries = [0.0] * levels
@@ -43,23 +45,16 @@ class _Memory:
         self.hits = [0.0] * levels
         """Those in which the level was, too."""
 
-    def note(self, reached: list[int]) -> None:
-        """``reached[j]``: verifications that accepted at least ``j`` levels; the step drafted all but one of them."""
+    def fade(self) -> None:
         keeps = self.keeps
         self.tries = [keeps * each for each in self.tries]
         self.hits = [keeps * each for each in self.hits]
+
+    def note(self, reached: list[int]) -> None:
+        """``reached[j]``: verifications that accepted at least ``j`` levels; the step drafted all but one of them."""
         for level in range(len(reached) - 1):
             self.tries[level] += reached[level]
             self.hits[level] += reached[level + 1]
-
-    def rates(self, width: float) -> list[float]:
-        """Acceptance of every level, given the ones before; what is not known follows from the level before."""
-        guess, rates = 1 - (1 - FIRST_GUESS) ** width, []
-        for tries, hits in zip(self.tries, self.hits, strict=True):
-            rate = (hits + SHRINKAGE * guess) / (tries + SHRINKAGE)
-            rates.append(rate)
-            guess = FALL * rate
-        return rates
 
     def weigh(self, most: float) -> None:
         """Let no level count as more than so many verifications."""
@@ -67,12 +62,6 @@ class _Memory:
             if tries > most:
                 self.hits[level] *= most / tries
                 self.tries[level] = most
-
-    def widen(self, power: float) -> None:
-        """Make the estimates those of a width that is ``power`` times as large."""
-        for level, tries in enumerate(self.tries):
-            if tries:
-                self.hits[level] = tries * (1 - (1 - min(self.hits[level] / tries, 1.0)) ** power)
 
     def become(self, other: "_Memory") -> None:
         self.tries, self.hits = list(other.tries), list(other.hits)
@@ -83,20 +72,14 @@ class Acceptance:
 
     def __init__(self, levels: int) -> None:
         self.levels = levels
-        self._short, self._long = _Memory(levels, SHORT), _Memory(levels, LONG)
-        self._width = 1.0
-        """Effective width of the drafts that the memories tell of."""
+        self._memories: dict[float, tuple[_Memory, _Memory]] = {}
+        """The short and the long one by effective width."""
         self._idle = 0
         """Steps since the last draft."""
 
     def note(self, accepted: Mapping[int, int], levels: int, width: float) -> None:
         """Take note of a step whose drafts had so many ``levels`` and such an effective ``width``: how many
         verifications (values) accepted how many tokens (keys)."""
-        if width != self._width:
-            for memory in (self._short, self._long):
-                memory.widen(width / self._width)
-                memory.weigh(CARRIED)
-            self._width = width
         self._idle = 0
         levels = min(levels, self.levels)
         reached = [0] * (levels + 1)
@@ -104,57 +87,86 @@ class Acceptance:
             reached[min(tokens, levels)] += verifications
         for level in reversed(range(levels)):
             reached[level] += reached[level + 1]
-        self._short.note(reached)
-        self._long.note(reached)
-        if self._contradicted():
-            self._long.become(self._short)
+        short, long = self._of(width)
+        for memory in self._all():
+            memory.fade()
+        short.note(reached)
+        long.note(reached)
+        if _contradicts(short, long):
+            # The text has changed: what other widths have seen is of the text before.
+            long.become(short)
+            self._memories = {width: (short, long)}
 
     def idle(self) -> None:
         """Take note of a step without drafts."""
         self._idle += 1
         if self._idle == SHORT:
-            self._short.weigh(CARRIED)
-            self._long.weigh(CARRIED)
+            for memory in self._all():
+                memory.weigh(CARRIED)
 
     @property
     def is_stale(self) -> bool:
         """Whether the text may have changed since the last draft."""
         return self._idle >= SHORT
 
-    @property
-    def verifications(self) -> float:
-        """How many verifications the estimate rests on."""
-        return self._long.tries[0]
-
     def tokens(self, levels: int, width: float, hope: float = 0.0) -> float:
         """Accepted tokens that a draft of so many ``levels`` and such a ``width`` may be expected to bring; with
         ``hope``, that many standard errors more, and what may have become of a text that nobody has drafted for."""
-        power, whole, tokens = width / self._width, 1.0, 0.0
-        for rate, tries in zip(self._long.rates(self._width)[:levels], self._long.tries, strict=False):
+        whole, tokens = 1.0, 0.0
+        for rate, tries in self._rates(levels, width):
             if hope:
                 rate += hope * sqrt(rate * (1 - rate) / (tries + 1))
-                rate = max(rate, UNSEEN) if self.is_stale else rate
-            whole *= 1 - (1 - min(rate, 1.0)) ** power
+                rate = max(rate, 1 - (1 - UNSEEN) ** width) if self.is_stale else rate
+            whole *= min(rate, 1.0)
             tokens += whole
         return tokens
 
     def copy(self) -> "Acceptance":
         """The same as a first guess for another load."""
         other = Acceptance(self.levels)
-        other._width = self._width
-        for own, its in ((other._short, self._short), (other._long, self._long)):
-            own.become(its)
-            own.weigh(CARRIED)
+        for width, memories in self._memories.items():
+            for own, its in zip(other._of(width), memories, strict=True):
+                own.become(its)
+                own.weigh(CARRIED)
         return other
 
-    def _contradicted(self) -> bool:
-        """Whether a level's acceptance is another one lately; levels that few verifications reached say nothing."""
-        short, long = self._short, self._long
-        for level, tries in enumerate(short.tries):
-            if tries < 8 or long.tries[level] < 2 * tries:
-                continue
-            before = long.hits[level] / long.tries[level]
-            spread = sqrt(max(before * (1 - before), 0.01) / tries)
-            if abs(short.hits[level] / tries - before) > CONTRADICTION * spread:
-                return True
-        return False
+    def _of(self, width: float) -> tuple[_Memory, _Memory]:
+        if width not in self._memories:
+            self._memories[width] = _Memory(self.levels, SHORT), _Memory(self.levels, LONG)
+        return self._memories[width]
+
+    def _all(self) -> Iterator[_Memory]:
+        for memories in self._memories.values():
+            yield from memories
+
+    def _rates(self, levels: int, width: float) -> Iterator[tuple[float, float]]:
+        """Acceptance of the first ``levels``, each given the ones before, and the verifications that it rests on. What
+        this width has not seen follows from the width that has seen most or, on the same, from the level before."""
+        own = self._memories.get(width)
+        others = ((long.tries[0], other) for other, (_, long) in self._memories.items() if other != width)
+        _, other = max(others, default=(0.0, width))
+        elsewhere = None if other == width else self._memories[other][1]
+        guess, followed = 1 - (1 - FIRST_GUESS) ** width, 1 - (1 - FIRST_GUESS) ** other
+        for level in range(levels):
+            tries, hits = (0.0, 0.0) if own is None else (own[1].tries[level], own[1].hits[level])
+            strength = SHRINKAGE
+            if elsewhere is not None:
+                seen = elsewhere.tries[level]
+                followed = (elsewhere.hits[level] + SHRINKAGE * followed) / (seen + SHRINKAGE)
+                guess, strength = 1 - (1 - followed) ** (width / other), SHRINKAGE + min(seen, CARRIED)
+                followed *= FALL
+            rate = (hits + strength * guess) / (tries + strength)
+            yield rate, tries + strength - SHRINKAGE
+            guess = FALL * rate
+
+
+def _contradicts(short: _Memory, long: _Memory) -> bool:
+    """Whether a level's acceptance is another one lately; levels that few verifications reached say nothing."""
+    for level, tries in enumerate(short.tries):
+        if tries < 8 or long.tries[level] < 2 * tries:
+            continue
+        before = long.hits[level] / long.tries[level]
+        spread = sqrt(max(before * (1 - before), 0.01) / tries)
+        if abs(short.hits[level] / tries - before) > CONTRADICTION * spread:
+            return True
+    return False

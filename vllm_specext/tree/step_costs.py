@@ -26,8 +26,8 @@ SURPRISE = 3.0
 UNTRIED = 0.3
 """Standard deviation of a cost that is interpolated."""
 
-CARRIED = 0.1
-"""Standard deviation that another load adds."""
+CARRIED = 0.2
+"""Standard deviation that another load adds, for each range between the two."""
 
 
 @dataclass
@@ -92,13 +92,13 @@ class StepCosts:
     def uncertainty(self, size: int, now: int) -> float:
         """Standard deviation of the cost's logarithm."""
         found = self._known.get(size)
-        return UNTRIED if found is None else min(sqrt(self._variance(found, now)), UNTRIED)
+        return UNTRIED if found is None else sqrt(self._variance(found, now))
 
-    def copy(self, now: int) -> "StepCosts":
-        """The same as a first guess for another load."""
+    def copy(self, now: int, ranges: int) -> "StepCosts":
+        """The same as a first guess for another load, so many ``ranges`` away."""
         other = StepCosts(self._effort, self._slope)
         for size, known in self._known.items():
-            variance = self._variance(known, now) + CARRIED**2
+            variance = self._variance(known, now) + (CARRIED * ranges) ** 2
             other._known[size] = _Known(known.logarithm, variance, now)
         return other
 
