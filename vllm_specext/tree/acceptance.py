@@ -26,7 +26,8 @@ SHRINKAGE = 2.0
 """Verifications that the guess for a level counts as."""
 
 CARRIED = 6.0
-"""Verifications that an estimate counts as for drafts of another width, and without drafts for a while."""
+"""Verifications that an estimate counts as for drafts of another width, for another text, and without drafts for a
+while."""
 
 CONTRADICTION = 2.5
 """Standard errors by which the memories differ when the text has changed."""
@@ -94,6 +95,7 @@ class Acceptance:
         long.note(reached)
         if _contradicts(short, long):
             # The text has changed: what other widths have seen is of the text before.
+            short.weigh(CARRIED)
             long.become(short)
             self._memories = {width: (short, long)}
 
@@ -163,7 +165,7 @@ class Acceptance:
 def _contradicts(short: _Memory, long: _Memory) -> bool:
     """Whether a level's acceptance is another one lately; levels that few verifications reached say nothing."""
     for level, tries in enumerate(short.tries):
-        if tries < 8 or long.tries[level] < 2 * tries:
+        if tries < 8 or long.tries[level] < 1.3 * tries:
             continue
         before = long.hits[level] / long.tries[level]
         spread = sqrt(max(before * (1 - before), 0.01) / tries)

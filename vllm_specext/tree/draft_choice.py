@@ -23,7 +23,7 @@ BUDGET = 0.01
 """Share of the time that may be lost by trying sizes that turn out worse."""
 
 FIRST_CREDIT, MOST_CREDIT = 8.0, 32.0
-"""Steps that may be lost so at first, and at most at once."""
+"""Steps that may be lost so when a load is first seen, and at most at once."""
 
 PLAIN = 6
 """Steps without drafts that the first load begins with, to compare others with."""
@@ -121,6 +121,7 @@ class _Load:
     """The last steps of another size."""
     pace: float = 0.0
     """Seconds per token with the current size."""
+    is_timed: bool = False
     decided: int = 0
     """Step of the last look."""
 
@@ -145,7 +146,7 @@ class DraftChoice:
         self._step = 0
         self._asked: deque[int] = deque(maxlen=SETTLING + 1)
         self._answered: dict[int, int] = {}
-        self._credit: float | None = None
+        self._credit = 0.0
         """Seconds that may be lost by trying."""
 
     def nodes(self, requests: int) -> int:
@@ -178,8 +179,7 @@ class DraftChoice:
             load.acceptance.idle()
         if seconds is None:
             return None
-        tokens = sum((1 + number) * count for number, count in accepted.items())
-        self._account(load, requests, seconds, tokens)
+        self._account(load, requests, verified, seconds)
         self._time(load, requests, asked, seconds)
         if load.trying is not None and asked == load.trying:
             load.left -= 1
@@ -214,14 +214,17 @@ class DraftChoice:
         near = min(self._loads, key=lambda other: (abs(other - size), other), default=None)
         return None if near is None else self._loads[near]
 
-    def _account(self, load: _Load, requests: int, seconds: float, tokens: int) -> None:
-        if self._credit is None:
-            self._credit = FIRST_CREDIT * seconds
+    def _account(self, load: _Load, requests: int, verified: int, seconds: float) -> None:
+        if not load.is_timed:
+            load.is_timed = True
+            self._credit = max(self._credit, 0.0) + FIRST_CREDIT * seconds
         self._credit += BUDGET * seconds
         # Steps after a try still verify what it drafted.
         if load.pace and (load.trying is not None or self._asked[0] != load.current or self._asked[-1] != load.current):
+            # In beliefs, because one step's tokens are chance, and a new text is not the fault of what is tried.
             usual = load.pace * self._tokens(load, load.current) * requests
-            self._credit -= min(seconds, OUTLIER * usual) - tokens * load.pace
+            worth = self._tokens(load, verified) / self._tokens(load, load.current)
+            self._credit -= min(seconds, OUTLIER * usual) - usual * worth
         self._credit = min(self._credit, MOST_CREDIT * seconds)
 
     def _time(self, load: _Load, requests: int, asked: int, seconds: float) -> None:
@@ -289,7 +292,7 @@ class DraftChoice:
 
     def _try_another(self, load: _Load, now: float) -> None:
         segment = load.segment
-        if segment is None or segment.size != load.current or segment.timed < CHECKS[1] or self._credit is None:
+        if segment is None or segment.size != load.current or segment.timed < CHECKS[1]:
             return
         step = _mean(segment.seconds)
         chances: list[tuple[float, int, int]] = []
