@@ -122,6 +122,8 @@ class _Load:
     pace: float = 0.0
     """Seconds per token with the current size."""
     is_timed: bool = False
+    has_plain: bool = False
+    """Whether steps without drafts were compared with others at this very load."""
     decided: int = 0
     """Step of the last look."""
 
@@ -252,6 +254,7 @@ class DraftChoice:
         since = CHECKS[place] - (CHECKS[place - 1] if place else 0)
         newest = list(segment.seconds)[-since:]
         ratio = _mean(newest) / _mean(before.seconds)
+        load.has_plain |= not (before.size and segment.size)
         load.costs.compare(before.size, segment.size, ratio, (len(before.seconds), since), self._step)
         return True
 
@@ -293,6 +296,10 @@ class DraftChoice:
     def _try_another(self, load: _Load, now: float) -> None:
         segment = load.segment
         if segment is None or segment.size != load.current or segment.timed < CHECKS[1]:
+            return
+        if load.current and not load.has_plain:
+            # What another load has taught may be far off, and plain decoding is what has to be beaten.
+            load.trying, load.left = 0, BURST
             return
         step = _mean(segment.seconds)
         chances: list[tuple[float, int, int]] = []
