@@ -206,7 +206,13 @@ class DraftChoice:
         if known is None:
             load = _Load(first, last, sizes, Acceptance(self._levels), StepCosts(self._effort, self._slope))
         else:
-            load = _Load(first, last, sizes, known.acceptance.copy(), known.costs.copy(self._step, abs(known.last.bit_length() - size)))
+            load = _Load(
+                first,
+                last,
+                sizes,
+                known.acceptance.copy(),
+                known.costs.copy(self._step, abs(known.last.bit_length() - size)),
+            )
             load.current = min(known.current, most)
         self._loads[size] = load
         return load
