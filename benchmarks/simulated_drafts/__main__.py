@@ -11,7 +11,7 @@ from benchmarks import simulated_drafts
 from benchmarks.simulated_drafts.drafters import METHODS, Method
 from benchmarks.simulated_drafts.machines import GPUS, HOST, TARGETS, Machine
 from benchmarks.simulated_drafts.simulation import Simulation
-from vllm_specext.bench.plots import COLORS, DPI, MARKERS
+from vllm_specext.bench.plots import DPI, MARKERS
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 STEPS, SETTLED = 1500, 300
@@ -106,7 +106,7 @@ def picture(rows: list[Row]) -> Figure:
             for number, method in enumerate(METHODS):
                 key = gpu.name, target.name, method.name
                 own = [row for row in rows if (row["gpu"], row["target"], row["method"]) == key]
-                style = {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number], "markersize": 4}
+                style = {"color": f"C{number}", "marker": MARKERS[number], "markersize": 4}
                 loads = [row["requests"] for row in own]
                 axes.plot(loads, [row["chosen_to_plain"] for row in own], label=method.name, **style)
                 best = [row["best_to_plain"] for row in own]

@@ -41,6 +41,9 @@ CHECKS = (3, 7, 12)
 REMEMBERED = 16
 """Timed steps that a later size is compared with."""
 
+RECENT = 64
+"""Steps after which a size is compared with no earlier one: texts have grown, and other things may have changed."""
+
 MARGIN = 0.02
 """Another size must be better by this share to be taken."""
 
@@ -103,6 +106,8 @@ class _Segment:
     timed: int = 0
     seen: int = 0
     """Steps, those that are not timed included."""
+    last: int = 0
+    """The step that was timed last."""
 
 
 @dataclass
@@ -183,8 +188,7 @@ class DraftChoice:
             return None
         self._account(load, requests, verified, seconds)
         self._time(load, requests, asked, seconds)
-        if load.trying is not None and asked == load.trying:
-            load.left -= 1
+        load.left -= 1
         checked = self._compare(load)
         ends = load.trying is not None and (load.left <= 0 or (checked and not self._may_win(load, load.trying)))
         if ends:
@@ -200,7 +204,7 @@ class DraftChoice:
     def _begin(self, requests: int) -> _Load:
         size = requests.bit_length()
         first, last = 1 << (size - 1), min((1 << size) - 1, len(self._most) - 1)
-        most = self._most[last]
+        most = max(self._most[first : last + 1])
         sizes = [nodes for nodes in self._sizes if nodes <= most]
         known = self._nearest(requests)
         if known is None:
@@ -245,6 +249,7 @@ class DraftChoice:
         if segment.seen > SETTLING:
             segment.seconds.append(seconds)
             segment.timed += 1
+            segment.last = self._step
             if asked == load.current:
                 tokens = requests * self._tokens(load, asked)
                 load.pace = _mean(segment.seconds) / tokens
@@ -254,7 +259,7 @@ class DraftChoice:
         segment, before = load.segment, load.before
         if segment is None or before is None or segment.timed not in CHECKS or before.size == segment.size:
             return False
-        if abs(before.requests - segment.requests) > segment.requests // 8:
+        if abs(before.requests - segment.requests) > segment.requests // 8 or self._step - before.last > RECENT:
             return False
         place = CHECKS.index(segment.timed)
         since = CHECKS[place] - (CHECKS[place - 1] if place else 0)
@@ -285,21 +290,24 @@ class DraftChoice:
     def _decide(self, load: _Load, requests: int) -> Change | None:
         load.decided = self._step
         segment = load.segment
-        known = [nodes for nodes in load.sizes if load.costs.tried(nodes)]
+        allowed = [nodes for nodes in load.sizes if nodes <= self._most[requests]]
+        if load.current > allowed[-1]:
+            load.current, load.pace = allowed[-1], 0.0
+        known = [nodes for nodes in allowed if load.costs.tried(nodes)]
         if len(known) == 1:
             if segment is None or segment.timed < PLAIN:
                 return None  # nothing to compare with yet
-            known += [nodes for nodes in load.sizes if 0 < nodes <= self._first]
+            known += [nodes for nodes in allowed if 0 < nodes <= self._first]
         rates = {nodes: self._rate(load, nodes) for nodes in known}
         now = self._rate(load, load.current)
         best = max(rates, key=lambda nodes: rates[nodes])
         if rates[best] > (1 + MARGIN) * now:
             load.current, load.pace = best, 0.0
             return Change(load.first, load.last, best, rates[best] / self._rate(load, 0))
-        self._try_another(load, now)
+        self._try_another(load, allowed, now)
         return None
 
-    def _try_another(self, load: _Load, now: float) -> None:
+    def _try_another(self, load: _Load, allowed: Sequence[int], now: float) -> None:
         segment = load.segment
         if segment is None or segment.size != load.current or segment.timed < CHECKS[1]:
             return
@@ -309,7 +317,7 @@ class DraftChoice:
             return
         step = _mean(segment.seconds)
         chances: list[tuple[float, int, int]] = []
-        for nodes in load.sizes:
+        for nodes in allowed:
             if nodes == load.current:
                 continue
             hope = self._hope(load, nodes)

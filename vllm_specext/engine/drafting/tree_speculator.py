@@ -62,6 +62,8 @@ class TreeSpeculator(ChainSpeculator):
             self._start, self.passes, self._logits, self.roots, self.max_model_len, self.root_slots
         )
         self.draft_graphs: Graphs | None = None
+        self.only_reads = False
+        """Whether nothing is drafted of what the pass under way reads."""
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter = super().load_draft_model(target_model, target_attn_layer_names)
@@ -135,7 +137,9 @@ class TreeSpeculator(ChainSpeculator):
         return chains
 
     def _read_rows(self, step: Step, length: int) -> Tensor:
-        """vLLM's drafting of ``length`` tokens, on the rows of the step as chains have them."""
+        """vLLM's drafting of ``length`` tokens, on the rows of the step as chains have them. With none, the drafter's
+        cache is kept, and a pass that is no graph leaves out the LM head."""
+        self.only_reads = length == 0
         features = self.drafter.features(self.model, step, None)
         if step.accepted is not None:
             features = step.accepted.as_chain(features)
@@ -153,6 +157,8 @@ class TreeSpeculator(ChainSpeculator):
     def sample_draft(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """vLLM's hook: the best token of each row. The runners-up are kept for a tree's first level, in place: a
         captured graph ends here, and the levels go on outside."""
+        if self.only_reads:
+            return self.first_tokens[: len(hidden_states), 0]
         tokens, log_probs = best_tokens(self._logits(hidden_states), self.sizes.largest.top_k)
         self.first_tokens[: len(tokens)] = tokens
         self.first_log_probs[: len(tokens)] = log_probs
