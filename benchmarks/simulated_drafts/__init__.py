@@ -3,7 +3,7 @@
     python -m benchmarks.simulated_drafts
 
 Steps cost what a roofline says (``machines.py``), drafts are accepted as published figures say (``drafters.py``), and
-the scheduler's own choice (``vllm_specext.tree.draft_choice``) decides from noisy durations and from numbers of accepted
-tokens, as in an engine (``simulation.py``). Nothing here has been measured; what is shown is how near the choice comes to
-the best fixed number, and to plain decoding where drafts do not pay.
+the scheduler's own choice (``vllm_specext.tree.draft_choice``) decides from noisy durations and numbers of accepted
+tokens, as in an engine (``simulation.py``). Nothing here has been measured; what is shown is how near the choice comes
+to the best fixed number, and to plain decoding where drafts do not pay.
 """

@@ -1,7 +1,7 @@
 """The methods as the simulation knows them: what a draft costs on a machine, and how much of it is accepted.
 
-Acceptance is that of a chain on chat at temperature 0, of the size that papers and model cards report; sizes are those of
-the released checkpoints. Both are there to have curves of the right shape, and no claim about any checkpoint.
+Acceptance is that of a chain on chat at temperature 0, of the size that papers and model cards report; sizes are those
+of the released checkpoints. Both are there to have curves of the right shape, and no claim about any checkpoint.
 """
 
 from collections.abc import Callable

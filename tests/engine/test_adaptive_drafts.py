@@ -1,5 +1,5 @@
-"""Token equality with plain decoding while the number of drafted tokens changes from step to step, for every method; and
-as the scheduler chooses it by its clock."""
+"""Token equality with plain decoding while the number of drafted tokens changes from step to step, for every method;
+and as the scheduler chooses it by its clock."""
 
 from collections.abc import Callable
 from typing import Any

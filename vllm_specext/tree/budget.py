@@ -21,7 +21,7 @@ MANY = 1_000_000
 """Last batch size of a schedule's last range; vLLM has no open range."""
 
 SIZES = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128)
-"""Numbers of drafted tokens that are chosen among, beside none and the largest. Each is captured in graphs of its own."""
+"""Numbers of drafted tokens that are chosen among, beside none and the largest. Each has CUDA graphs of its own."""
 
 MOST_ROWS = 512
 """Rows of a step that drafts may fill: where vLLM's default CUDA graphs end."""

@@ -197,10 +197,6 @@ class DraftChoice:
             return self._decide(load, requests)
         return None
 
-    def sizes_in_use(self) -> Mapping[tuple[int, int], int]:
-        """The chosen number of tokens by first and last number of running requests, as far as there were any."""
-        return {(load.first, load.last): load.current for load in self._loads.values()}
-
     def _begin(self, requests: int) -> _Load:
         size = requests.bit_length()
         first, last = 1 << (size - 1), min((1 << size) - 1, len(self._most) - 1)

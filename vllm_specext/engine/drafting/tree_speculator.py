@@ -94,6 +94,7 @@ class TreeSpeculator(ChainSpeculator):
     )
     def capture(self) -> None:
         """Graphs of vLLM's first pass, of decoding for the sizes that are chains, and of growing trees."""
+        self.only_reads = False
         schedule = self.speculative_config.num_speculative_tokens_per_batch_size
         levels = self.sizes.largest.depth
         chains = [[first, last, nodes if nodes <= levels else 0] for first, last, nodes in schedule]
