@@ -69,7 +69,7 @@ def drafted_sizes(vllm_config: VllmConfig) -> dict[int, list[int]]:
     name="graphs of all sizes of drafts",
     why=(
         "vLLM captures graphs for the numbers of drafted tokens that its schedule has up to max_num_seqs; the "
-        "scheduler of our methods chooses among all sizes, and a step without drafts has to be as fast as plain decoding"
+        "scheduler of our methods chooses among all sizes, and a step without drafts must not be slower than plain ones"
     ),
     how="wrapped: the capture sees all numbers that the schedule has, whatever their ranges",
     upstream="none: vLLM's lengths follow from the number of requests alone",
