@@ -16,6 +16,10 @@ from vllm_specext.tree.draft_choice import DraftChoice
 NOISE = 0.1
 """Durations of steps are spread by so much to either side."""
 
+FIRST_STEPS, FIRST_TIME = 4, 4.0
+"""Steps in which so many requests draft a number of tokens for the first time, and how many times as long they take:
+passes are compiled or recorded."""
+
 DISTURBED, DISTURBANCE = 0.003, 10.0
 """Share of the steps in which something else takes the time, and how many times as long they are."""
 
@@ -108,7 +112,7 @@ class Simulation:
 
     def _run(self, steps: int, nodes: Callable[[int], int], choice: DraftChoice | None) -> Outcome:
         seconds, tokens, drafted = [], [], []
-        verified, before = 0, 0
+        verified, before, used = 0, 0, Counter[tuple[int, int]]()
         for step in range(steps):
             requests = self.load(step)
             asked = nodes(requests)
@@ -119,7 +123,9 @@ class Simulation:
             drafted.append(asked)
             if choice is not None:
                 accepted = Counter(self._accepted(chances) for _ in range(requests))
-                choice.note(requests, asked, accepted, self._noisy(cost) if requests == before else None)
+                used[asked, requests] += 1
+                first = FIRST_TIME if used[asked, requests] <= FIRST_STEPS else 1.0
+                choice.note(requests, asked, accepted, first * self._noisy(cost) if requests == before else None)
             verified, before = asked, requests
         return Outcome(seconds, tokens, drafted)
 

@@ -111,8 +111,8 @@ def test_loads_learn_for_themselves_and_begin_with_what_the_next_one_knows() -> 
         last[simulation.load(step)][outcome.drafted[step]] += 1
     assert last[1].most_common(1)[0][0] >= 3
     assert last[32].most_common(1)[0][0] == 0
-    # At its first step, the second load drafts what the first has found.
-    assert outcome.drafted[400] == outcome.drafted[399]
+    # At its first step, the second load drafts as the first has found to be right.
+    assert outcome.drafted[400] > 0
 
 
 def test_steps_whose_duration_says_nothing_teach_what_is_accepted_all_the_same() -> None:

@@ -35,6 +35,10 @@ SETTLING = 2
 """Steps after a change that are not timed: a step verifies what an earlier one drafted, and with asynchronous
 scheduling another is under way."""
 
+WARMING = 2
+"""Further steps that are not timed when so many requests draft a number of tokens for the first time: passes are
+compiled or recorded then. They are a part of starting, and no budget pays for them."""
+
 CHECKS = (3, 7, 12)
 """After so many timed steps of a size, those since the last check are compared with those before the change."""
 
@@ -102,6 +106,8 @@ class _Segment:
 
     size: int
     requests: int
+    settling: int
+    """Steps that are not timed."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     timed: int = 0
     seen: int = 0
@@ -153,6 +159,8 @@ class DraftChoice:
         self._step = 0
         self._asked: deque[int] = deque(maxlen=SETTLING + 1)
         self._answered: dict[int, int] = {}
+        self._used: set[tuple[int, int]] = set()
+        """Sizes and numbers of requests that steps have had."""
         self._credit = 0.0
         """Seconds that may be lost by trying."""
 
@@ -186,11 +194,14 @@ class DraftChoice:
             load.acceptance.idle()
         if seconds is None:
             return None
-        self._account(load, requests, verified, seconds)
         self._time(load, requests, asked, seconds)
+        self._account(load, requests, verified, seconds)
         load.left -= 1
         checked = self._compare(load)
-        ends = load.trying is not None and (load.left <= 0 or (checked and not self._may_win(load, load.trying)))
+        # Plain decoding is timed to the end of its try: everything is compared with it.
+        ends = load.trying is not None and (
+            load.left <= 0 or bool(checked and load.trying and not self._may_win(load, load.trying))
+        )
         if ends:
             load.trying = None
         if load.trying is None and (ends or checked or self._step - load.decided >= EVERY):
@@ -227,6 +238,8 @@ class DraftChoice:
             load.is_timed = True
             self._credit = max(self._credit, 0.0) + FIRST_CREDIT * seconds
         self._credit += BUDGET * seconds
+        if load.segment is not None and load.segment.settling > SETTLING >= load.segment.seen - WARMING:
+            return
         # Steps after a try still verify what it drafted.
         if load.pace and (load.trying is not None or self._asked[0] != load.current or self._asked[-1] != load.current):
             # In beliefs, because one step's tokens are chance, and a new text is not the fault of what is tried.
@@ -240,9 +253,10 @@ class DraftChoice:
         if segment is None or segment.size != asked or abs(requests - segment.requests) > segment.requests // 8:
             if segment is not None and segment.timed >= CHECKS[0]:
                 load.before = segment
-            segment = load.segment = _Segment(asked, requests)
+            segment = load.segment = _Segment(asked, requests, SETTLING + self._warming(asked, requests))
+            self._used.add((asked, requests))
         segment.seen += 1
-        if segment.seen > SETTLING:
+        if segment.seen > segment.settling:
             segment.seconds.append(seconds)
             segment.timed += 1
             segment.last = self._step
@@ -260,7 +274,8 @@ class DraftChoice:
         place = CHECKS.index(segment.timed)
         since = CHECKS[place] - (CHECKS[place - 1] if place else 0)
         newest = list(segment.seconds)[-since:]
-        ratio = _mean(newest) / _mean(before.seconds)
+        # Of three steps a disturbed one would not stand out.
+        ratio = (_mean(newest) if place else median(newest)) / _mean(before.seconds)
         load.has_plain |= not (before.size and segment.size)
         load.costs.compare(before.size, segment.size, ratio, (len(before.seconds), since), self._step)
         return True
@@ -300,16 +315,19 @@ class DraftChoice:
         if rates[best] > (1 + MARGIN) * now:
             load.current, load.pace = best, 0.0
             return Change(load.first, load.last, best, rates[best] / self._rate(load, 0))
-        self._try_another(load, allowed, now)
+        self._try_another(load, allowed, requests, now)
         return None
 
-    def _try_another(self, load: _Load, allowed: Sequence[int], now: float) -> None:
+    def _warming(self, nodes: int, requests: int) -> int:
+        return 0 if (nodes, requests) in self._used else WARMING
+
+    def _try_another(self, load: _Load, allowed: Sequence[int], requests: int, now: float) -> None:
         segment = load.segment
         if segment is None or segment.size != load.current or segment.timed < CHECKS[1]:
             return
         if load.current and not load.has_plain:
             # What another load has taught may be far off, and plain decoding is what has to be beaten.
-            load.trying, load.left = 0, BURST
+            load.trying, load.left = 0, BURST + self._warming(0, requests)
             return
         step = _mean(segment.seconds)
         chances: list[tuple[float, int, int]] = []
@@ -317,7 +335,7 @@ class DraftChoice:
             if nodes == load.current:
                 continue
             hope = self._hope(load, nodes)
-            length = BURST
+            length = BURST + self._warming(nodes, requests)
             if not load.current and load.costs.uncertainty(nodes, self._step) < KNOWN_WELL:
                 length = PROBE
             slower = load.costs.cost(nodes) / load.costs.cost(load.current)
