@@ -53,9 +53,9 @@ def test_drafts_that_never_pay_cost_hardly_anything(rate: float, requests: int) 
     outcome, plain = simulation.chosen(STEPS), simulation.fixed(0, 10).speed()
     assert outcome.usual == 0
     assert outcome.speed() > 0.97 * plain
-    assert outcome.speed(500) > 0.985 * plain
+    assert outcome.speed(500) > 0.975 * plain
     # What the budget is for: drafts are tried again, and what was learned is forgotten for nothing.
-    assert 0 < sum(map(bool, outcome.drafted)) < 0.1 * STEPS
+    assert 0 < sum(map(bool, outcome.drafted)) < 0.15 * STEPS
 
 
 def test_the_budget_bounds_what_trying_loses(monkeypatch: pytest.MonkeyPatch) -> None:

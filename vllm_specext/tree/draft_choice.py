@@ -22,7 +22,7 @@ from vllm_specext.tree.step_costs import StepCosts
 BUDGET = 0.01
 """Share of the time that may be lost by trying sizes that turn out worse."""
 
-FIRST_CREDIT, MOST_CREDIT = 8.0, 32.0
+FIRST_CREDIT, MOST_CREDIT = 3.0, 32.0
 """Steps that may be lost so when a load is first seen, and at most at once."""
 
 PLAIN = 6
@@ -37,7 +37,7 @@ scheduling another is under way."""
 
 WARMING = 2
 """Further steps that are not timed when so many requests draft a number of tokens for the first time: passes are
-compiled or recorded then. They are a part of starting, and no budget pays for them."""
+compiled or recorded then. No budget pays for that."""
 
 CHECKS = (3, 7, 12)
 """After so many timed steps of a size, those since the last check are compared with those before the change."""
@@ -238,14 +238,15 @@ class DraftChoice:
             load.is_timed = True
             self._credit = max(self._credit, 0.0) + FIRST_CREDIT * seconds
         self._credit += BUDGET * seconds
-        if load.segment is not None and load.segment.settling > SETTLING >= load.segment.seen - WARMING:
-            return
         # Steps after a try still verify what it drafted.
         if load.pace and (load.trying is not None or self._asked[0] != load.current or self._asked[-1] != load.current):
             # In beliefs, because one step's tokens are chance, and a new text is not the fault of what is tried.
             usual = load.pace * self._tokens(load, load.current) * requests
             worth = self._tokens(load, verified) / self._tokens(load, load.current)
-            self._credit -= min(seconds, OUTLIER * usual) - usual * worth
+            most, segment = OUTLIER, load.segment
+            if segment is not None and segment.seen <= segment.settling > SETTLING:
+                most = load.costs.cost(segment.size) / load.costs.cost(load.current)
+            self._credit -= min(seconds, most * usual) - usual * worth
         self._credit = min(self._credit, MOST_CREDIT * seconds)
 
     def _time(self, load: _Load, requests: int, asked: int, seconds: float) -> None:
