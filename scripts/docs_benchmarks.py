@@ -210,6 +210,10 @@ def nodes_by_load() -> str:
     return table(header, ([size, *(f"{ratio[load, size]:.2f}" for load in loads)] for size in sizes))
 
 
+def simulated_drafts() -> str:
+    return (RESULTS.parent / "simulated" / "drafts.md").read_text(encoding="utf-8")
+
+
 def cache_memory() -> str:
     header = "target", "method", "bytes a token: target", "drafter", "share", "origin"
     rows = []
@@ -242,6 +246,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark swift stream": swift_stream,
     "benchmark swift cost": swift_cost,
     "benchmark nodes by load": nodes_by_load,
+    "benchmark simulated drafts": simulated_drafts,
     "benchmark cache memory": cache_memory,
     "benchmark soak": soak,
 }

@@ -10,7 +10,7 @@ from scripts.markdown import code, table
 from vllm_specext.engine.changes.catalogue import catalogue
 from vllm_specext.refusals import FEATURES, refused
 from vllm_specext.registry import METHODS
-from vllm_specext.tree.budget import default_schedule, describe
+from vllm_specext.tree.budget import describe, fixed_schedule
 
 DEVICES = {"cuda": "GPU (estimated)", "cpu": "CPU (measured)"}
 
@@ -60,7 +60,7 @@ def budget() -> str:
         needed = {"model": "any"} if "model" in method.options.model_fields else {}
         tree = method.options.model_validate({"method": method.name, **needed}).tree
         if tree is not None:
-            schedules = (describe(default_schedule(tree, device), tree.depth) for device in DEVICES)
+            schedules = (describe(fixed_schedule(tree.nodes, device), tree.depth) for device in DEVICES)
             rows.append((code(method.name), *schedules))
     return table(("method with its defaults", *DEVICES.values()), rows)
 

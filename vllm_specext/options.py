@@ -27,17 +27,16 @@ class MethodOptions(BaseModel):
     num_speculative_tokens_per_batch_size: list[list[int]] | None = Field(
         None,
         description="[first batch size, last batch size, drafted tokens] per range of running requests; "
-        "when absent, trees shrink with the load and chains do not",
+        "when given, nothing is measured",
+    )
+    adaptive_drafts: bool = Field(
+        True,
+        description="draft as many tokens as are measured to be fastest at the load, at most num_speculative_tokens, "
+        "or none; when false, trees shrink with the load and chains do not",
     )
 
     root_slots: ClassVar[int] = 0
     """KV slots after the accepted prefix that the last sampled token takes in the drafter's cache."""
-
-    @property
-    def switches_off(self) -> bool:
-        """Whether the method drafts nothing at loads where that is measured to be faster; for methods with draft
-        trees."""
-        return False
 
     @property
     def samples_drafts(self) -> bool:
@@ -162,16 +161,9 @@ class SwiftOptions(MethodOptions):
     swift_bayes_interval: int = Field(25, ge=0, description="steps from one Bayesian suggestion to the next; 0: none")
     swift_confidence: float = Field(0.8, ge=0, le=1, description="probability below which a chain ends")
     swift_layers: str | None = Field(None, description="file with the set to use; nothing is searched for then")
-    swift_switch_off: bool = Field(
-        True, description="draft nothing at numbers of running requests where drafting is measured to lose"
-    )
     swift_save: str | None = Field(
         None, min_length=1, description="file that the found set is written to, to be given back as swift_layers"
     )
-
-    @property
-    def switches_off(self) -> bool:
-        return self.swift_switch_off
 
     @property
     def tree(self) -> TreeShape:

@@ -51,7 +51,7 @@ def test_the_demonstrations_row_is_identical_and_drafts_pay(
 ) -> None:
     answers = ask_in_turn({"plain": stock, "trees": drafting}, prompts[::3], lambda _: None)
     plain, drafted = answers["plain"], answers["trees"]
-    row = summarize("trees", drafted, plain)
+    row = summarize("trees", drafted, plain, plain)
     assert row.identical
     assert row.requests == 8
     assert row.tokens_per_verification > 1.4

@@ -38,6 +38,7 @@ CHAIN: dict[str, Any] = {
     "model": str(GRIFFIN),
     "num_speculative_tokens": DRAFTS,
     "tree_top_k": 1,
+    "adaptive_drafts": False,
 }
 
 

@@ -264,3 +264,28 @@ def read_states_of_the_step_before() -> None:
         return stock(self, model, replace(step, aux_hidden_states=before if fits else states), rows)
 
     Eagle3Drafter.features = features  # type: ignore[method-assign]
+
+
+def draw_sizes() -> None:
+    """No fault: every step drafts another number of tokens, drawn from all that the scheduler may choose."""
+    import random
+
+    from vllm_specext.tree.draft_choice import DraftChoice
+
+    drawn = random.Random(0)
+
+    def nodes(self: Any, requests: int) -> int:
+        return drawn.choice([size for size in self._sizes if size <= self._most[requests]])
+
+    DraftChoice.nodes = nodes  # type: ignore[method-assign]
+    DraftChoice.has_moved = lambda self: True  # type: ignore[method-assign]
+
+
+def draw_sizes_and_skip_compaction() -> None:
+    draw_sizes()
+    skip_compaction()
+
+
+def draw_sizes_and_accept_every_draft() -> None:
+    draw_sizes()
+    accept_every_draft()

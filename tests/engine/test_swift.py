@@ -21,7 +21,7 @@ def swift(**own: Any) -> dict[str, Any]:
     """Drafts also where that is slower, as it is here."""
     schedule = [[1, 8, NODES]]
     config = {"method": "swift", "num_speculative_tokens": NODES, "num_speculative_tokens_per_batch_size": schedule}
-    search = {"swift_context_window": 16, "swift_bayes_interval": 5, "swift_switch_off": False}
+    search = {"swift_context_window": 16, "swift_bayes_interval": 5}
     return {"speculative_config": config | search | own}
 
 

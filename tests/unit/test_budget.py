@@ -7,7 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_specext.options import GriffinOptions, MethodOptions, MoAOptions, SwiftOptions
-from vllm_specext.tree.budget import CAPS, MANY, TreeShape, default_schedule, describe, lookahead, pool_size, shape_for
+from vllm_specext.tree.budget import (
+    MANY,
+    MOST_ROWS,
+    UNMEASURED,
+    TreeShape,
+    describe,
+    fixed_schedule,
+    largest_schedule,
+    lookahead,
+    pool_size,
+    shape_for,
+    sizes_up_to,
+)
 
 FULL = TreeShape(59, 6, 10)
 
@@ -73,35 +85,47 @@ def test_the_published_tree_has_the_published_pool() -> None:
     assert lookahead(6, 10, root_slots=1) == 51
 
 
-@given(full_trees(), st.sampled_from([*CAPS, "xpu"]))
-def test_a_default_schedule_covers_all_batch_sizes_and_only_falls(full: TreeShape, device_type: str) -> None:
-    schedule = default_schedule(full, device_type)
+@given(st.integers(1, 256), st.sampled_from([*UNMEASURED, "xpu", None]))
+def test_a_schedule_covers_all_batch_sizes_and_only_falls(most: int, device_type: str | None) -> None:
+    schedule = largest_schedule(most) if device_type is None else fixed_schedule(most, device_type)
     assert schedule[0][0] == 1
     assert all(first <= last for first, last, _ in schedule)
     assert all(before[1] + 1 == after[0] for before, after in pairwise(schedule))
     sizes = [nodes for _, _, nodes in schedule]
     assert sizes == sorted(set(sizes), reverse=True)
-    assert sizes[0] <= full.nodes
+    assert sizes[0] <= most
     assert sizes[-1] == 0
+    assert all(last * (1 + nodes) <= MOST_ROWS for _, last, nodes in schedule if nodes)
 
 
-def test_vllm_accepts_the_default_schedules_and_reads_them_as_meant() -> None:
+@given(st.integers(1, 256))
+def test_every_size_has_a_range_where_the_scheduler_chooses(most: int) -> None:
+    sizes = sizes_up_to(most)
+    assert sizes == sorted(set(sizes))
+    assert (sizes[0], sizes[-1]) == (0, most)
+    assert [nodes for _, _, nodes in largest_schedule(most)][::-1] == sizes
+
+
+def test_sizes_next_to_the_largest_are_left_out() -> None:
+    assert sizes_up_to(59) == [0, 1, 2, 3, 4, 6, 8, 16, 32, 59]
+    assert sizes_up_to(9) == [0, 1, 2, 3, 4, 6, 9]
+    assert sizes_up_to(1) == [0, 1]
+
+
+def test_vllm_accepts_the_schedules_and_reads_them_as_meant() -> None:
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-    lookup = build_dynamic_sd_schedule_lookup(default_schedule(FULL, "cpu"), 20, FULL.nodes)
-    assert lookup[1:] == [4] * 8 + [2] * 8 + [0] * 4
+    lookup = build_dynamic_sd_schedule_lookup(fixed_schedule(FULL.nodes, "cpu"), 26, FULL.nodes)
+    assert lookup[1:] == [4] * 9 + [3] * 3 + [2] * 4 + [1] * 8 + [0] * 2
 
 
 @pytest.mark.parametrize("method", [GriffinOptions, MoAOptions, SwiftOptions])
-def test_a_gpu_with_one_request_drafts_the_whole_default_tree(method: type[MethodOptions]) -> None:
+def test_a_gpu_with_one_request_may_draft_the_whole_default_tree(method: type[MethodOptions]) -> None:
     needed = {"model": "any"} if "model" in method.model_fields else {}
     options = method.model_validate(needed)
     assert options.tree is not None
-    assert default_schedule(options.tree, "cuda")[0][2] == options.num_speculative_tokens
-
-
-def test_equal_neighbours_are_one_range() -> None:
-    assert default_schedule(TreeShape(20, 6, 4), "cuda")[:2] == [[1, 16, 20], [17, 32, 15]]
+    most = options.num_speculative_tokens
+    assert most == fixed_schedule(most, "cuda")[0][2] == largest_schedule(most)[0][2]
 
 
 def test_a_schedule_is_described_for_people() -> None:

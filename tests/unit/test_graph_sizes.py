@@ -10,7 +10,7 @@ import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the
 from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.config.compilation import CompilationMode
 
-from vllm_specext.engine.graph_sizes import capture_no_mixed_batches, drafted_sizes
+from vllm_specext.engine.graph_sizes import capture_all_sizes, capture_no_mixed_batches, drafted_sizes
 from vllm_specext.engine.verification.layout import TreeLayout
 from vllm_specext.engine.verification.model_state import with_our_verification
 from vllm_specext.engine.verification.tree_states import TreeStates
@@ -117,9 +117,31 @@ def test_a_batch_is_padded_to_no_number_that_the_schedule_drafts_less_for(
     schedule: list[list[int]], sizes: list[int], expected: dict[int, list[int]]
 ) -> None:
     config: Any = SimpleNamespace(
-        speculative_config=SimpleNamespace(schedule=schedule),
+        speculative_config=SimpleNamespace(schedule=schedule, adapts=False),
         scheduler_config=SimpleNamespace(max_num_seqs=16),
         compilation_config=SimpleNamespace(cudagraph_capture_sizes=sizes),
         num_speculative_tokens=59,
     )
     assert drafted_sizes(config) == expected
+
+
+def test_where_the_scheduler_chooses_all_sizes_up_to_the_schedules_are_captured() -> None:
+    schedule = [[1, 2, 24], [3, 6, 6], [7, 12, 2], [13, 1000, 0]]
+    config: Any = SimpleNamespace(
+        speculative_config=SimpleNamespace(schedule=schedule, adapts=True, sizes=[0, 2, 6, 24]),
+        scheduler_config=SimpleNamespace(max_num_seqs=12),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[1, 4, 12]),
+        num_speculative_tokens=24,
+    )
+    all_sizes = [0, 2, 6, 24]
+    assert drafted_sizes(config) == {1: all_sizes, 2: all_sizes, 4: [0, 2, 6], 6: [0, 2, 6], 12: [0, 2]}
+
+
+def test_vllms_captures_see_all_sizes_whatever_max_num_seqs_is() -> None:
+    capture_all_sizes()
+    from vllm.v1.spec_decode.dynamic import utils
+    from vllm.v1.worker.gpu import cudagraph_utils
+
+    asked: Any = ([[1, 16, 6], [17, 1000, 0]], 4, 6)
+    assert set(cudagraph_utils.build_dynamic_sd_schedule_lookup(*asked)[1:]) == {6, 0}
+    assert set(utils.build_dynamic_sd_schedule_lookup(*asked)[1:]) == {6}

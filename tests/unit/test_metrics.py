@@ -15,7 +15,7 @@ from vllm.v1.metrics.loggers import (
 )
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.reader import get_metrics_snapshot
-from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from vllm_specext.engine.metrics import by_accepted, by_size, exactly
@@ -93,6 +93,22 @@ def test_everything_is_published_with_vllms_labels_and_adds_up(tree: Any) -> Non
     assert value("acceptance_length_count") == 10
     assert value("acceptance_length_sum") == 10 + 18
     assert [value("acceptance_length_bucket", le=f"{le}.0") for le in (1, 2, 3, 4, 5)] == [2, 6, 6, 8, 10]
+
+
+def test_what_is_drafted_at_a_load_is_published_for_steps_that_only_decode(tree: Any) -> None:
+    manager, decoding, prefilling = StatLoggerManager(tree), IterationStats(), IterationStats()
+    decoding.num_generation_tokens = prefilling.num_generation_tokens = 5
+    prefilling.time_to_first_tokens_iter = [0.1]
+    for running, own, iteration in (
+        (5, step([(8, 1)] * 5), decoding),
+        (5, step([]), prefilling),
+        (1, step([]), decoding),
+    ):
+        own.num_running_reqs = running
+        manager.record(own, iteration)
+    assert value("drafted_tokens", running="4-7") == 8
+    assert value("drafted_tokens", running="1") == 0
+    assert value("drafted_tokens", running="2-3") is None
 
 
 def test_there_is_one_series_per_depth_and_one_per_size_that_occurred(tree: Any) -> None:

@@ -25,12 +25,19 @@ def test_a_tree_is_told_with_its_schedule_and_its_drafter() -> None:
 
 
 def test_the_default_schedule_is_told() -> None:
-    told = lines({key: value for key, value in GRIFFIN_TREE.items() if "per_batch" not in key})
+    free = {key: value for key, value in GRIFFIN_TREE.items() if "per_batch" not in key}
+    told = lines(free | {"adaptive_drafts": False})
     assert "(chain)" in told["Drafted tokens by number of running requests"]
 
 
-def test_a_chain_keeps_its_length() -> None:
+def test_what_the_scheduler_chooses_among_is_told() -> None:
     told = lines(GRIFFIN_CHAIN)
+    assert told["Drafted tokens"] == "one of 0, 1, 2, 3, 4, as is measured to be fastest at the load"
+    assert told["Most drafted tokens by number of running requests"].startswith("1-102: 4 (chain), 103-128: 3 (chain)")
+
+
+def test_a_chain_keeps_its_length() -> None:
+    told = lines(GRIFFIN_CHAIN | {"adaptive_drafts": False})
     assert told["Drafts"] == "chains of at most 4 tokens"
     assert told["Drafted tokens by number of running requests"] == "any: 4"
 

@@ -23,7 +23,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from vllm_specext.engine.scheduler.scheduling import with_draft_limits
 from vllm_specext.measure.bundled import GRIFFIN_CHAIN, TARGET
-from vllm_specext.tree.budget import TreeShape, default_schedule
+from vllm_specext.tree.budget import TreeShape, fixed_schedule, largest_schedule
 
 NODES, LEVELS, TOP_K = 24, 6, 4
 TREE = GRIFFIN_CHAIN | {
@@ -56,7 +56,7 @@ def trees() -> VllmConfig:
 
 @pytest.fixture(scope="module")
 def chains() -> VllmConfig:
-    return configuration(GRIFFIN_CHAIN)
+    return configuration(GRIFFIN_CHAIN | {"adaptive_drafts": False})
 
 
 def scheduler(config: VllmConfig, base: type[Scheduler] = Scheduler, limited: bool = True) -> Any:
@@ -256,15 +256,22 @@ def test_slots_are_reserved_for_what_growing_a_tree_writes(trees: VllmConfig, ch
     assert scheduler(chains).num_lookahead_tokens == 4
 
 
-def test_a_tree_gets_a_schedule_unless_the_user_gives_one_and_a_chain_gets_none(
+def test_without_a_schedule_the_scheduler_chooses_unless_the_user_forbids_it(
     trees: VllmConfig, chains: VllmConfig
 ) -> None:
-    default = configuration({key: TREE[key] for key in TREE if key != "num_speculative_tokens_per_batch_size"})
-    tree = TreeShape(NODES, LEVELS, TOP_K)
-    entries = default.speculative_config.num_speculative_tokens_per_batch_size
-    assert [list(entry) for entry in entries] == default_schedule(tree, current_platform.device_type)
-    assert [list(entry) for entry in trees.speculative_config.num_speculative_tokens_per_batch_size] == [[1, 16, NODES]]
-    assert chains.speculative_config.num_speculative_tokens_per_batch_size is None
+    def schedule_of(config: VllmConfig) -> list[list[int]] | None:
+        entries = config.speculative_config.num_speculative_tokens_per_batch_size
+        return entries and [list(entry) for entry in entries]
+
+    free = {key: TREE[key] for key in TREE if key != "num_speculative_tokens_per_batch_size"}
+    for config, most in ((configuration(free), NODES), (configuration(GRIFFIN_CHAIN), 4)):
+        assert config.speculative_config.adapts
+        assert schedule_of(config) == largest_schedule(most)
+    fixed = configuration(free | {"adaptive_drafts": False})
+    assert schedule_of(fixed) == fixed_schedule(NODES, current_platform.device_type)
+    assert schedule_of(trees) == [[1, 16, NODES]]
+    assert schedule_of(chains) is None
+    assert not any(config.speculative_config.adapts for config in (fixed, trees, chains))
 
 
 def test_workers_read_the_trees_shape_from_the_configuration_they_are_sent(

@@ -21,7 +21,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.options import ForeignOptions, MethodOptions, StockDrafterOptions, check_sizes, parse
 from vllm_specext.refusals import Launch, refuse
 from vllm_specext.registry import METHODS, load
-from vllm_specext.tree.budget import MANY, TreeShape, default_schedule
+from vllm_specext.tree.budget import MANY, TreeShape, fixed_schedule, largest_schedule
 
 
 @config
@@ -35,6 +35,8 @@ class SpecExtConfig(SpeculativeConfig):
     """What the drafter's ``config.json`` is overridden with: its architecture and the widths read from its tensors."""
     draft_vocabulary: tuple[int, ...] | None = None
     """The target's tokens that the drafter scores, ascending; ``None`` for all."""
+    adapts: bool = False
+    """Whether the scheduler chooses among the schedule's sizes by what it measures; the schedule has the most then."""
 
     def __post_init__(self) -> SpeculativeConfig:
         target = self.target_model_config
@@ -109,6 +111,11 @@ class SpecExtConfig(SpeculativeConfig):
         return self.num_speculative_tokens_per_batch_size or [[1, MANY, self.num_speculative_tokens]]
 
     @property
+    def sizes(self) -> list[int]:
+        """Numbers of tokens that steps may draft, ascending."""
+        return sorted({nodes for _, _, nodes in self.schedule})
+
+    @property
     def declared(self) -> Declaration:
         """What the method declares of itself."""
         assert self.method is not None
@@ -150,8 +157,17 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     fields, overrides = dict(prepared.fields), prepared.overrides
     if method.architecture is not None:
         overrides = {"architectures": [method.architecture], **overrides}
-    if (tree := options.tree) is not None:
-        schedule = default_schedule(tree, current_platform.device_type)
+    # Where several engines work in step, none of them decides alone.
+    adapts = (
+        options.adaptive_drafts
+        and options.num_speculative_tokens_per_batch_size is None
+        and parallel.data_parallel_size == 1
+    )
+    most = options.num_speculative_tokens
+    if adapts:
+        fields["num_speculative_tokens_per_batch_size"] = largest_schedule(most)
+    elif options.tree is not None:
+        schedule = fixed_schedule(most, current_platform.device_type)
         fields.setdefault("num_speculative_tokens_per_batch_size", schedule)
     register_serving_models()
     try:
@@ -161,6 +177,7 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
             options=options,
             draft_overrides=overrides or None,
             draft_vocabulary=prepared.draft_vocabulary,
+            adapts=adapts,
             target_model_config=model,
             target_parallel_config=parallel,
         )

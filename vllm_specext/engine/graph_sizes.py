@@ -1,12 +1,15 @@
 """Which batches CUDA graphs are captured for: draft passes by number of requests, and no mixed batches with trees."""
 
+from collections.abc import Callable
 from itertools import accumulate, pairwise
+from typing import Any
 
 from vllm.config import CompilationConfig, CUDAGraphMode, VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.changes.wrapping import wrap
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -42,8 +45,8 @@ def capture_no_mixed_batches(compilation: CompilationConfig) -> None:
 
 
 def drafted_sizes(vllm_config: VllmConfig) -> dict[int, list[int]]:
-    """Return, for each number of requests that a graph is captured for, the numbers of tokens that the schedule drafts
-    where a batch is padded to it, ascending.
+    """Return, for each number of requests that a graph is captured for, the numbers of tokens that may be drafted where
+    a batch is padded to it, ascending: those of the schedule or, where the scheduler chooses, all sizes up to them.
 
     The graphs are for vLLM's capture sizes, and for the last numbers of requests before the schedule changes. So no
     batch is padded to a number of requests for which the memory of its drafts was not counted.
@@ -54,7 +57,40 @@ def drafted_sizes(vllm_config: VllmConfig) -> dict[int, list[int]]:
     captured = {min(size, most) for size in sizes or []}
     last = {number for number in range(1, max(captured, default=0)) if schedule[number] != schedule[number + 1]}
     numbers = sorted(captured | last)
-    return {number: sorted(set(schedule[smaller + 1 : number + 1])) for smaller, number in pairwise([0, *numbers])}
+    config = vllm_config.speculative_config
+    drafted = {number: set(schedule[smaller + 1 : number + 1]) for smaller, number in pairwise([0, *numbers])}
+    if config.adapts:
+        drafted = {number: {size for size in config.sizes if size <= max(drafted[number])} for number in drafted}
+    return {number: sorted(sizes) for number, sizes in drafted.items()}
+
+
+@replaces(
+    "vllm.v1.worker.gpu.cudagraph_utils.build_dynamic_sd_schedule_lookup",
+    name="graphs of all sizes of drafts",
+    why=(
+        "vLLM captures graphs for the numbers of drafted tokens that its schedule has up to max_num_seqs; the "
+        "scheduler of our methods chooses among all sizes, and a step without drafts must not be slower than plain ones"
+    ),
+    how="wrapped: the capture sees all numbers that the schedule has, whatever their ranges",
+    upstream="none: vLLM's lengths follow from the number of requests alone",
+    until="vLLM captures what its scheduler may choose",
+    signature="num_speculative_tokens_per_batch_size vllm_max_batch_size vllm_num_speculative_tokens",
+)
+def _with_all_sizes(original: Callable) -> Callable:
+    def build_dynamic_sd_schedule_lookup(
+        num_speculative_tokens_per_batch_size: Any, vllm_max_batch_size: int, vllm_num_speculative_tokens: int
+    ) -> list[int]:
+        found = original(num_speculative_tokens_per_batch_size, vllm_max_batch_size, vllm_num_speculative_tokens)
+        return [*found, *(nodes for _, _, nodes in num_speculative_tokens_per_batch_size)]
+
+    return build_dynamic_sd_schedule_lookup
+
+
+def capture_all_sizes() -> None:
+    """Made in workers, once one of our methods is configured."""
+    from vllm.v1.worker.gpu import cudagraph_utils
+
+    wrap(cudagraph_utils, "build_dynamic_sd_schedule_lookup", _with_all_sizes)
 
 
 def few_sizes(vllm_config: VllmConfig) -> list[int]:

@@ -5,7 +5,9 @@ In Prometheus, with vLLM's labels (``model_name``, ``engine``):
 * ``vllm:specext_num_accepted_tokens_per_depth_total{depth}``: drafted tokens accepted at depth 1 to the tree's depth;
 * ``vllm:specext_num_draft_nodes_total``: nodes verified, the root not counted;
 * ``vllm:specext_num_verifications_total{nodes}``: verifications of a tree of so many nodes;
-* ``vllm:specext_acceptance_length``: histogram of the tokens a verification emits, the target's own token included.
+* ``vllm:specext_acceptance_length``: histogram of the tokens a verification emits, the target's own token included;
+* ``vllm:specext_drafted_tokens{running}``: drafted tokens that the last step without prompts verified for a request, by
+  range of running requests (1, 2-3, 4-7, ...), as the scheduler chose them; 0 where it drafted nothing.
 
 vLLM's log line on speculation gets one acceptance rate per depth instead of one per node, and a line on tree sizes
 follows it. A verification without drafted tokens is not counted, as in vLLM's own metrics.
@@ -48,6 +50,18 @@ def by_accepted(stats: SpecDecodingStats) -> Counter[int]:
     return exactly(stats.num_drafts, stats.num_accepted_tokens_per_pos)
 
 
+def only_decoded(iteration_stats: Any) -> bool:
+    """Whether vLLM's statistics of a step tell of generated tokens, and of no request's first one."""
+    found = iteration_stats
+    return found is not None and found.num_generation_tokens > 0 and not found.time_to_first_tokens_iter
+
+
+def load_of(requests: int) -> str:
+    """The range of running requests that the scheduler chooses for: 1, 2-3, 4-7 and so on."""
+    size = requests.bit_length()
+    return "1" if size == 1 else f"{1 << (size - 1)}-{(1 << size) - 1}"
+
+
 class DraftTreeStatLogger(AggregateStatLoggerBase):
     """Publishes beside vLLM's Prometheus logger, with its labels and through its classes (Ray has others)."""
 
@@ -77,6 +91,12 @@ class DraftTreeStatLogger(AggregateStatLoggerBase):
             labelnames=labels,
             buckets=[float(accepted + 1) for accepted in range(depth + 1)],
         )
+        self.drafted = prometheus._gauge_cls(
+            name="vllm:specext_drafted_tokens",
+            documentation="Drafted tokens of a request in the last step that only decoded, by running requests.",
+            labelnames=[*labels, "running"],
+            multiprocess_mode="mostrecent",
+        )
         for engine in self.engines.values():  # the series whose labels are known begin at 0, as vLLM's do
             self.nodes.labels(*engine)
             self.acceptance_length.labels(*engine)
@@ -91,9 +111,12 @@ class DraftTreeStatLogger(AggregateStatLoggerBase):
         engine_idx: int = 0,
     ) -> None:
         stats = scheduler_stats.spec_decoding_stats if scheduler_stats is not None else None
+        engine = self.engines[engine_idx]
+        if scheduler_stats is not None and scheduler_stats.num_running_reqs and only_decoded(iteration_stats):
+            drafted = stats.num_draft_tokens / stats.num_drafts if stats is not None and stats.num_drafts else 0
+            self.drafted.labels(*engine, load_of(scheduler_stats.num_running_reqs)).set(drafted)
         if stats is None:
             return
-        engine = self.engines[engine_idx]
         self.nodes.labels(*engine).inc(stats.num_draft_tokens)
         for depth, accepted in zip(self.depths, stats.num_accepted_tokens_per_pos, strict=False):
             self.accepted.labels(*engine, str(depth)).inc(accepted)

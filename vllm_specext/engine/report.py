@@ -60,7 +60,11 @@ def configured(vllm_config: Any) -> list[Line]:
     if config.draft_vocabulary is not None:
         tokens = vllm_config.model_config.get_vocab_size()
         lines.append(("Drafted from", f"{len(config.draft_vocabulary)} of the target's {tokens} tokens"))
-    if schedule := config.num_speculative_tokens_per_batch_size:
+    if config.adapts:
+        sizes = ", ".join(map(str, config.sizes))
+        lines.append(("Drafted tokens", f"one of {sizes}, as is measured to be fastest at the load"))
+        lines.append(("Most drafted tokens by number of running requests", describe(config.schedule, depth)))
+    elif schedule := config.num_speculative_tokens_per_batch_size:
         lines.append(("Drafted tokens by number of running requests", describe(schedule, depth)))
     else:
         lines.append(("Drafted tokens by number of running requests", f"any: {config.num_speculative_tokens}"))

@@ -37,7 +37,6 @@ SWIFT: dict[str, Any] = {
     "num_speculative_tokens_per_batch_size": [[1, 16, 8]],
     "swift_confidence": 0.3,
     "swift_max_steps": 150,
-    "swift_switch_off": False,
 }
 """A small target is never sure of a draft, so chains go on for longer than by default. The search ends within the
 demonstration. Drafts go on where they lose, to be seen."""

@@ -20,15 +20,19 @@ class TreeShape:
 MANY = 1_000_000
 """Last batch size of a schedule's last range; vLLM has no open range."""
 
-CAPS: dict[str, tuple[tuple[int, int], ...]] = {
-    # Measured up to 16, see docs/benchmarks.md: where arithmetic is what is short, short chains beat every tree.
-    "cpu": ((8, 4), (16, 2), (MANY, 0)),
-    # Not measured: estimates from what the literature reports for trees of about 60 nodes on one GPU, such that a step
-    # of each range has at most 512 rows, which is where vLLM's default CUDA graphs end.
-    # The published trees of up to 62 nodes are whole where few requests run.
-    "cuda": ((4, 63), (16, 31), (32, 15), (64, 6), (128, 3), (MANY, 0)),
+SIZES = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128)
+"""Numbers of drafted tokens that are chosen among, beside none and the largest. Each has CUDA graphs of its own."""
+
+MOST_ROWS = 512
+"""Rows of a step that drafts may fill: where vLLM's default CUDA graphs end."""
+
+UNMEASURED: dict[str, tuple[int, int]] = {
+    # Measured up to 16 requests, see docs/benchmarks.md: where arithmetic is what is short, short chains beat trees.
+    "cpu": (4, 48),
+    # Not measured: what the literature reports for trees of about 60 nodes on one GPU.
+    "cuda": (63, MOST_ROWS),
 }
-"""Per device type: up to this many running requests, at most so many nodes pay."""
+"""Per device type: the most nodes, and the most rows of a step, while nothing has been measured."""
 
 
 def pool_size(depth: int, top_k: int) -> int:
@@ -54,21 +58,29 @@ def shape_for(nodes: int, full: TreeShape) -> TreeShape:
     return TreeShape(nodes, full.depth, top_k)
 
 
-def default_schedule(full: TreeShape, device_type: str) -> list[list[int]]:
-    """``[first batch size, last, nodes]`` per range, as vLLM's ``num_speculative_tokens_per_batch_size``.
+def sizes_up_to(most: int) -> list[int]:
+    """Numbers of drafted tokens to choose among, ascending, where at most so many are drafted."""
+    return [0, *(size for size in SIZES if 4 * size <= 3 * most), most]
 
-    A device type without a table of its own gets that of CUDA.
-    """
+
+def largest_schedule(most: int, rows: int = MOST_ROWS) -> list[list[int]]:
+    """``[first batch size, last, nodes]`` per range, as vLLM's ``num_speculative_tokens_per_batch_size``: the most that
+    may be drafted, at most ``most`` nodes, such that a step has at most so many ``rows``. Every size up to ``most``
+    has a range."""
     schedule: list[list[int]] = []
     first = 1
-    for last, cap in CAPS.get(device_type, CAPS["cuda"]):
-        nodes = min(full.nodes, cap)
-        if schedule and schedule[-1][2] == nodes:
-            schedule[-1][1] = last
-        else:
+    for nodes in reversed(sizes_up_to(most)):
+        last = rows // (1 + nodes) if nodes else MANY
+        if last >= first:
             schedule.append([first, last, nodes])
-        first = last + 1
+            first = last + 1
     return schedule
+
+
+def fixed_schedule(most: int, device_type: str) -> list[list[int]]:
+    """The same for where nothing is measured. A device type without numbers of its own gets those of CUDA."""
+    nodes, rows = UNMEASURED.get(device_type, UNMEASURED["cuda"])
+    return largest_schedule(min(most, nodes), rows)
 
 
 def describe(schedule: list[list[int]], depth: int) -> str:

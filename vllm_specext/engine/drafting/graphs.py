@@ -20,7 +20,8 @@ from vllm.model_executor.offloader.base import get_offloader
 from vllm.utils.torch_utils import current_stream
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
-from vllm_specext.engine.drafting.recorded_passes import Kind, Mask, RecordedPasses, records_passes
+from vllm_specext.cpu_runner.recording import records_passes
+from vllm_specext.engine.drafting.recorded_passes import Kind, Mask, RecordedPasses
 from vllm_specext.kernels.recording import WHOLE, Piece
 
 

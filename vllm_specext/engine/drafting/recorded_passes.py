@@ -7,11 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from vllm.config import CompilationMode, VllmConfig
-from vllm.platforms import current_platform
 
-from vllm_specext.cpu_runner.eager_layers import are_wanted
-from vllm_specext.kernels.native.library import library
 from vllm_specext.kernels.recording import Piece, Recording
 
 Kind = Hashable
@@ -23,18 +19,6 @@ MOST = 32
 every recording keeps its own memory."""
 BUDGET = 256 << 20
 """Bytes that the results of all recordings may take together. A drafter whose results are larger has little to gain."""
-
-
-def records_passes(vllm_config: VllmConfig) -> bool:
-    """Whether passes are recorded: on a CPU, where one rank runs vLLM's modules uncompiled, and calls attention
-    directly (``cpu_runner/eager_layers.py``)."""
-    return (
-        current_platform.is_cpu()
-        and are_wanted()
-        and vllm_config.compilation_config.mode == CompilationMode.NONE
-        and vllm_config.parallel_config.world_size == 1
-        and library() is not None
-    )
 
 
 class RecordedPasses:

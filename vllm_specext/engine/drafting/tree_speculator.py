@@ -16,6 +16,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor.layers.attention import Attention
 
+from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
@@ -23,7 +24,6 @@ from vllm_specext.engine.drafting.growth import Features, FirstLevel, Roots, Tre
 from vllm_specext.engine.drafting.hidden_states import ChainSpeculator, HiddenStateDrafter
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.paths import PathInputs
-from vllm_specext.engine.drafting.recorded_passes import records_passes
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
@@ -60,6 +60,8 @@ class TreeSpeculator(ChainSpeculator):
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len)
         self.grower = TreeGrower(self._start, self.passes, self._best, self.roots, self.max_model_len, self.root_slots)
         self.draft_graphs: Graphs | None = None
+        self.only_reads = False
+        """Whether nothing is drafted of what the pass under way reads."""
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter = super().load_draft_model(target_model, target_attn_layer_names)
@@ -90,6 +92,7 @@ class TreeSpeculator(ChainSpeculator):
     )
     def capture(self) -> None:
         """Graphs of vLLM's first pass, of decoding for the sizes that are chains, and of growing trees."""
+        self.only_reads = False
         schedule = self.speculative_config.num_speculative_tokens_per_batch_size
         levels = self.sizes.largest.depth
         chains = [[first, last, nodes if nodes <= levels else 0] for first, last, nodes in schedule]
@@ -133,7 +136,9 @@ class TreeSpeculator(ChainSpeculator):
         return chains
 
     def _read_rows(self, step: Step, length: int) -> Tensor:
-        """vLLM's drafting of ``length`` tokens, on the rows of the step as chains have them."""
+        """vLLM's drafting of ``length`` tokens, on the rows of the step as chains have them. With none, the drafter's
+        cache is kept, and a pass that is no graph leaves out the LM head."""
+        self.only_reads = length == 0
         features = self.drafter.features(self.model, step, None)
         if step.accepted is not None:
             features = step.accepted.as_chain(features)
@@ -151,6 +156,8 @@ class TreeSpeculator(ChainSpeculator):
     def sample_draft(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """vLLM's hook: the best token of each row. The runners-up are kept for a tree's first level, in place: a
         captured graph ends here, and the levels go on outside."""
+        if self.only_reads:
+            return self.first_tokens[: len(hidden_states), 0]
         tokens, log_probs = self._best(hidden_states, self.sizes.largest.top_k)
         self.first_tokens[: len(tokens)] = tokens
         self.first_log_probs[: len(tokens)] = log_probs

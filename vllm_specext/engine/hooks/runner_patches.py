@@ -6,12 +6,14 @@ from typing import Any
 from vllm_specext.declaration import Reads
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
+from vllm_specext.engine.graph_sizes import capture_all_sizes
 
 
 def wrap_runner() -> None:
     """Made in workers, once one of our methods is configured."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+    capture_all_sizes()
     wrap(GPUModelRunner, "load_model", _load_model)
     wrap(GPUModelRunner, "take_draft_token_ids", _take_draft_token_ids)
     wrap(GPUModelRunner, "sample_tokens", _sample_tokens)
@@ -132,8 +134,8 @@ def _initialize_kv_cache(original: Callable) -> Callable:
     def initialize_kv_cache(
         self: Any, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
     ) -> None:
+        from vllm_specext.cpu_runner.recording import records_passes
         from vllm_specext.engine.config import is_ours
-        from vllm_specext.engine.drafting.recorded_passes import records_passes
         from vllm_specext.engine.drafting.warm_up import warm_up
         from vllm_specext.engine.report import log_start
         from vllm_specext.engine.verification.recorded_target import record_target

@@ -1,8 +1,8 @@
 """The scheduler of our methods, which drafts less for some requests than for others.
 
-A request gets no drafts where speculation is off, and a chain where a tree will not do (``requests.py``). Methods that
-ask for it draft nothing at loads where that is faster (``draft_switch.py``). And a session of streaming input goes on
-where its last turn ended.
+A request gets no drafts where speculation is off, and a chain where a tree will not do (``requests.py``). How many
+tokens are drafted at a load follows from what is measured (``measured_drafts.py``). And a session of streaming input
+goes on where its last turn ended.
 
 The scheduler only counts. Whatever the drafter writes for a request with a chain, the scheduler gives it rows for the
 first few drafted tokens only, and the worker makes those a chain by the same rule.
@@ -11,6 +11,7 @@ first few drafted tokens only, and the worker makes those a chain by the same ru
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -19,7 +20,7 @@ from vllm.v1.request import Request
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.config import is_ours
 from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors
-from vllm_specext.engine.scheduler.draft_switch import DraftSwitch
+from vllm_specext.engine.scheduler.measured_drafts import MeasuredDrafts
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
@@ -55,12 +56,12 @@ class DraftLimits(_Scheduler):
             # With a schedule, vLLM does not pad the first decoding step of a request to the full number of drafted
             # tokens; the padding would pass for the tree of whatever request had the slot before.
             self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.scheduler_config.max_num_seqs + 1)
-        self._switch: DraftSwitch | None = None
-        # Where several engines work in step, none of them decides alone.
-        alone = vllm_config.parallel_config.data_parallel_size == 1
-        if alone and vllm_config.speculative_config.options.switches_off:
+        self._measured: MeasuredDrafts | None = None
+        if vllm_config.speculative_config.adapts:
             assert self.dynamic_sd_lookup is not None
-            self._switch = DraftSwitch(self.dynamic_sd_lookup)
+            sizes = vllm_config.speculative_config.sizes
+            device_type = current_platform.device_type
+            self._measured = MeasuredDrafts(self.dynamic_sd_lookup, sizes, self._tree, device_type)
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
@@ -139,6 +140,6 @@ class DraftLimits(_Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if self._switch is not None:
-            self._switch.note(scheduler_output, model_runner_output.sampled_token_ids)
+        if self._measured is not None:
+            self._measured.note(scheduler_output, model_runner_output.sampled_token_ids)
         return outputs

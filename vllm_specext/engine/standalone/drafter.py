@@ -17,9 +17,9 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
-from vllm_specext.engine.drafting.recorded_passes import records_passes
 from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.standalone.cache import StandaloneCache, TextRows
 from vllm_specext.engine.standalone.captured_passes import SINGLE, CapturedPasses, PassKind

@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-from vllm_specext.engine.drafting.recorded_passes import records_passes
+from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
 from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors
 from vllm_specext.engine.verification.attention import wrap_target_layers

@@ -48,7 +48,7 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
             f"speculative-config key 'tree_top_k' is {options.tree_top_k}, but the drafter's vocabulary has {most} "
             "tokens."
         )
-    ours = {"method", "model", "revision", "tree_depth", "tree_top_k"}
+    ours = {"method", "model", "revision", "adaptive_drafts", "tree_depth", "tree_top_k"}
     fields = options.model_dump(exclude=ours, exclude_none=True)
     return Prepared({**fields, "model": str(directory)}, overrides)
 

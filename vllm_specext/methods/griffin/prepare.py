@@ -15,7 +15,7 @@ def prepare(options: GriffinOptions, launch: Launch) -> Prepared:
     directory = drafter_directory(options.model, options.revision)
     shape = read_shape(directory)
     check_against_target(shape, launch.model.get_hidden_size(), launch.model.get_vocab_size())
-    ours = {"method", "model", "revision", "tree_depth", "tree_top_k", *VOCABULARY_KEYS}
+    ours = {"method", "model", "revision", "adaptive_drafts", "tree_depth", "tree_top_k", *VOCABULARY_KEYS}
     fields = options.model_dump(exclude=ours, exclude_none=True)
     overrides = {
         "vocab_size": shape.vocab_size,

@@ -49,7 +49,8 @@ def prepare(options: MoAOptions, launch: Launch) -> Prepared:
             f"method 'moa' with target_layer_inference {inference} cannot be combined with --enable-lora, because the "
             "target's last layers would run over drafted tokens without their adapters; target_layer_inference 0 can."
         )
-    ours = {"method", "model", "revision", "tree_depth", "tree_top_k", *VOCABULARY_KEYS, "target_layer_inference"}
+    tree = {"tree_depth", "tree_top_k", "target_layer_inference"}
+    ours = {"method", "model", "revision", "adaptive_drafts", *tree, *VOCABULARY_KEYS}
     fields = options.model_dump(exclude=ours, exclude_none=True)
     vocabulary = draft_vocabulary(options, launch, directory)
     return Prepared({**fields, "model": str(directory)}, _overrides(shape, inference), vocabulary)

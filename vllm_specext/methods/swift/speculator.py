@@ -54,6 +54,9 @@ from vllm_specext.options import SwiftOptions
 from vllm_specext.tree.swift_sizes import NUM_CANDIDATES
 from vllm_specext.tree.topology import pack
 
+IDLE = 128
+"""While nothing is drafted, the search takes a step in so many of the target's: it costs most of a pass."""
+
 LEVEL, WINDOW = "level", "window"
 """The passes that are captured: one that drafts a level, and the one that evaluates a set."""
 
@@ -89,6 +92,8 @@ class SwiftSpeculator(StepSpeculator):
         self.drafted_levels = torch.zeros(requests, dtype=torch.int64, device=device)
         self.passes: NodePasses[Tensor] = NodePasses(self._run, self.max_model_len)
         self.draft_graphs: Graphs | None = None
+        self.idle_steps = 0
+        """Steps since the last that verified a draft."""
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         layers = len(target_model.model.layers)
@@ -155,7 +160,8 @@ class SwiftSpeculator(StepSpeculator):
         self.roots.take(step.lengths() + self.root_slots, written=not step.dummy)
         if step.length == 0:
             nothing = newest.new_zeros(requests, 2)
-            if not step.dummy:
+            self.idle_steps = 0 if step.batch.num_draft_tokens_per_req is not None else self.idle_steps + 1
+            if not step.dummy and self.idle_steps % IDLE == 0:
                 self._learn(step, self._to_host(step, nothing), nothing[:, :0], nothing[:, 1])
             return Drafts(nothing[:, :0])
         tokens, log_probs = self._draft_chains(step, size)

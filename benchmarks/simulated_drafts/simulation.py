@@ -1,0 +1,168 @@
+"""Steps of an engine that nobody runs: what they take, what they accept, and who decides how much is drafted.
+
+What a step took is drawn around its cost, and what a choice was worth is counted in costs, so that luck with the noise
+counts for nobody.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from vllm_specext.tree.budget import TreeShape, largest_schedule, sizes_up_to
+from vllm_specext.tree.draft_choice import DraftChoice
+
+NOISE = 0.1
+"""Durations of steps are spread by so much to either side."""
+
+FIRST_STEPS, FIRST_TIME = 4, 4.0
+"""Steps in which so many requests draft a number of tokens for the first time, and how many times as long they take:
+passes are compiled or recorded."""
+
+DISTURBED, DISTURBANCE = 0.003, 10.0
+"""Share of the steps in which something else takes the time, and how many times as long they are."""
+
+
+class Acceptance(Protocol):
+    def __call__(self, level: int, step: int) -> float:
+        """Probability that a chain's token is accepted on a ``level``, from 0 on, if those before it were."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """A method, as far as a scheduler notices it."""
+
+    most: int
+    """Most tokens of a draft."""
+    acceptance: Acceptance
+    tree: TreeShape | None = None
+    """The largest tree, ``None`` where drafts are chains."""
+    widening: float = 0.2
+    """Effective width of a tree: so many nodes per level, to this power."""
+
+    def levels(self, nodes: int) -> int:
+        return nodes if self.tree is None else min(nodes, self.tree.depth)
+
+    def chances(self, nodes: int, step: int) -> list[float]:
+        """Probability of acceptance of each level of a draft of ``nodes``, given the levels before."""
+        levels = self.levels(nodes)
+        width = max(1.0, nodes / max(levels, 1)) ** self.widening
+        return [1 - (1 - self.acceptance(level, step)) ** width for level in range(levels)]
+
+
+Cost = Callable[[int, int, int], float]
+"""Seconds of a step of so many requests that verifies so many drafted tokens of each, and drafts so many."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    seconds: Sequence[float]
+    """What each step costs."""
+    tokens: Sequence[float]
+    """How many tokens it may be expected to emit."""
+    drafted: Sequence[int]
+    """How many tokens it drafted for each request."""
+
+    def speed(self, first: int = 0, last: int | None = None) -> float:
+        """Tokens per second of the steps from ``first`` on, before ``last``."""
+        return sum(self.tokens[first:last]) / sum(self.seconds[first:last])
+
+    @property
+    def usual(self) -> int:
+        """The number of tokens that was drafted most often in the second half."""
+        return Counter(self.drafted[len(self.drafted) // 2 :]).most_common(1)[0][0]
+
+
+@dataclass
+class Simulation:
+    drafts: Drafts
+    cost: Cost
+    load: Callable[[int], int]
+    """Number of running requests by step."""
+    seed: int = 0
+    most_requests: int = 256
+    slope: float = 0.1
+    first: int = 63
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def sizes(self, requests: int) -> list[int]:
+        """What may be drafted for so many requests."""
+        return [size for size in sizes_up_to(self.drafts.most) if size <= self._most()[requests]]
+
+    def fixed(self, nodes: int, steps: int) -> Outcome:
+        """The same number for every step."""
+        return self._run(steps, lambda requests: nodes, None)
+
+    def chosen(self, steps: int) -> Outcome:
+        """What the choice makes of it."""
+        sizes = sizes_up_to(self.drafts.most)
+        choice = DraftChoice(self._most(), sizes, self.drafts.tree, self.first, self.slope)
+        return self._run(steps, choice.nodes, choice)
+
+    def _most(self) -> list[int]:
+        most = [0] * (self.most_requests + 1)
+        for first, last, nodes in largest_schedule(self.drafts.most):
+            for requests in range(first, min(last, self.most_requests) + 1):
+                most[requests] = nodes
+        return most
+
+    def _run(self, steps: int, nodes: Callable[[int], int], choice: DraftChoice | None) -> Outcome:
+        seconds, tokens, drafted = [], [], []
+        verified, before, used = 0, 0, Counter[tuple[int, int]]()
+        for step in range(steps):
+            requests = self.load(step)
+            asked = nodes(requests)
+            cost = self.cost(requests, verified, asked)
+            chances = self.drafts.chances(verified, step)
+            seconds.append(cost)
+            tokens.append(requests * (1 + expected(chances)))
+            drafted.append(asked)
+            if choice is not None:
+                accepted = Counter(self._accepted(chances) for _ in range(requests))
+                used[asked, requests] += 1
+                first = FIRST_TIME if used[asked, requests] <= FIRST_STEPS else 1.0
+                choice.note(requests, asked, accepted, first * self._noisy(cost) if requests == before else None)
+            verified, before = asked, requests
+        return Outcome(seconds, tokens, drafted)
+
+    def _accepted(self, chances: Sequence[float]) -> int:
+        for level, chance in enumerate(chances):
+            if self._random.random() >= chance:
+                return level
+        return len(chances)
+
+    def _noisy(self, cost: float) -> float:
+        disturbed = DISTURBANCE if self._random.random() < DISTURBED else 1.0
+        return cost * disturbed * self._random.uniform(1 - NOISE, 1 + NOISE)
+
+
+def expected(chances: Sequence[float]) -> float:
+    whole, tokens = 1.0, 0.0
+    for chance in chances:
+        whole *= chance
+        tokens += whole
+    return tokens
+
+
+def constant(rate: float, fall: float = 0.97) -> Acceptance:
+    """An acceptance that falls by a factor from level to level, and does not change."""
+    return lambda level, step: rate * fall**level
+
+
+def changing(rates: Mapping[int, float], fall: float = 0.97) -> Acceptance:
+    """Acceptances of the first level by the step from which on they hold."""
+
+    def acceptance(level: int, step: int) -> float:
+        return rates[max(first for first in rates if first <= step)] * fall**level
+
+    return acceptance
+
+
+def fixed_outcomes(simulation: Simulation, requests: int, steps: int) -> Iterator[tuple[int, Outcome]]:
+    """What each number of tokens brings that may be drafted for so many requests."""
+    for nodes in simulation.sizes(requests):
+        yield nodes, simulation.fixed(nodes, steps)

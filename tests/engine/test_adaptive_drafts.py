@@ -1,0 +1,71 @@
+"""Token equality with plain decoding while the number of drafted tokens changes from step to step, for every method;
+and as the scheduler chooses it by its clock."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import CHAIN, Result, eagle3, moa, tree
+from tests.engine.test_foreign import foreign
+from tests.engine.test_lossless import differing
+from tests.engine.test_swift import swift
+from tests.engine.workload import FOREIGN_BPE
+
+Engines = Callable[..., Result]
+
+
+def adaptive(llm: dict[str, Any]) -> dict[str, Any]:
+    """The same without a schedule, so that the scheduler chooses."""
+    keys = {key: value for key, value in llm["speculative_config"].items() if "per_batch" not in key}
+    return {"speculative_config": keys | {"adaptive_drafts": True}}
+
+
+TREE = adaptive(tree(24, 4))
+
+
+@pytest.fixture(scope="module")
+def plain(engines: Engines) -> Result:
+    return engines({})
+
+
+@pytest.mark.parametrize(
+    ("llm", "asynchronous"),
+    [
+        ({"speculative_config": CHAIN}, False),
+        pytest.param({"speculative_config": CHAIN}, True, marks=pytest.mark.extended),
+        (TREE, True),
+        pytest.param(TREE, False, marks=pytest.mark.extended),
+        pytest.param(eagle3(24, 4), False, marks=pytest.mark.extended),
+        (moa(24, 4), False),
+        (swift(), False),
+        pytest.param(foreign("slem", FOREIGN_BPE), False, marks=pytest.mark.extended),
+        (foreign("tli", FOREIGN_BPE), False),
+    ],
+    ids=["chain", "chain-async", "tree-async", "tree", "eagle3", "moa", "swift", "slem", "tli"],
+)
+def test_any_sizes_one_after_another_give_the_tokens_of_plain_decoding(
+    engines: Engines, plain: Result, llm: dict[str, Any], asynchronous: bool
+) -> None:
+    result = engines(adaptive(llm), keep_async=asynchronous, sabotage="draw_sizes")
+    assert differing(result, plain) == []
+    assert len([size for size, count in result["sizes"].items() if count > 20]) >= 4
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
+@pytest.mark.parametrize(
+    ("llm", "fault"),
+    [
+        (TREE, "draw_sizes_and_skip_compaction"),
+        pytest.param({"speculative_config": CHAIN}, "draw_sizes_and_accept_every_draft", marks=pytest.mark.extended),
+    ],
+    ids=["tree", "chain"],
+)
+def test_a_deliberate_fault_is_noticed(engines: Engines, plain: Result, llm: dict[str, Any], fault: str) -> None:
+    assert differing(engines(adaptive(llm), sabotage=fault), plain)
+
+
+def test_the_schedulers_own_choice_gives_the_tokens_of_plain_decoding(engines: Engines, plain: Result) -> None:
+    result = engines(TREE)
+    assert differing(result, plain) == []
+    assert result["sizes"]

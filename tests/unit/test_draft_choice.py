@@ -1,0 +1,133 @@
+"""The choice of the number of drafted tokens, on simulated engines whose best choice is known."""
+
+from collections import Counter
+
+import pytest
+
+from benchmarks.simulated_drafts.simulation import Acceptance, Cost, Drafts, Simulation, changing, constant
+from vllm_specext.tree import draft_choice
+from vllm_specext.tree.budget import TreeShape
+
+STEPS = 2000
+TREE = TreeShape(59, 6, 10)
+
+
+def chain_cost(requests: int, verified: int, drafted: int) -> float:
+    """Of a CPU: rows are dear, and so are passes of the drafter."""
+    return 1 + 0.02 * requests + 0.01 * requests * verified + 0.22 * drafted
+
+
+def tree_cost(requests: int, verified: int, drafted: int) -> float:
+    """Of a GPU: rows are cheap for few requests."""
+    return 1 + 0.003 * requests * (verified + 1) + 0.05 * min(drafted, 6) + 0.001 * requests * drafted
+
+
+def dear_cost(requests: int, verified: int, drafted: int) -> float:
+    """No draft is worth its drafter."""
+    return 1 + 0.02 * requests * (1 + verified) + 1.1 * drafted
+
+
+def simulated(acceptance: Acceptance, cost: Cost, requests: int, tree: TreeShape | None, seed: int = 0) -> Simulation:
+    drafts = Drafts(8 if tree is None else tree.nodes, acceptance, tree)
+    return Simulation(drafts, cost, lambda step: requests, seed, slope=0.25, first=4)
+
+
+def best(simulation: Simulation, requests: int) -> float:
+    return max(simulation.fixed(nodes, 50).speed(2) for nodes in simulation.sizes(requests))
+
+
+@pytest.mark.parametrize("requests", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("rate", [0.5, 0.75, 0.9])
+@pytest.mark.parametrize(("cost", "tree"), [(chain_cost, None), (tree_cost, TREE)], ids=["chain", "tree"])
+def test_the_best_fixed_size_is_reached(cost: Cost, tree: TreeShape | None, rate: float, requests: int) -> None:
+    simulation = simulated(constant(rate), cost, requests, tree, seed=requests)
+    speed = simulation.chosen(STEPS).speed(300)
+    assert speed > 0.97 * best(simulation, requests)
+    assert speed > 0.97 * simulation.fixed(0, 50).speed()
+
+
+@pytest.mark.parametrize("requests", [1, 4, 32])
+@pytest.mark.parametrize("rate", [0.1, 0.4, 0.9])
+def test_drafts_that_never_pay_cost_hardly_anything(rate: float, requests: int) -> None:
+    simulation = simulated(constant(rate), dear_cost, requests, None)
+    outcome, plain = simulation.chosen(STEPS), simulation.fixed(0, 10).speed()
+    assert outcome.usual == 0
+    assert outcome.speed() > 0.97 * plain
+    assert outcome.speed(500) > 0.975 * plain
+    # What the budget is for: drafts are tried again, and what was learned is forgotten for nothing.
+    assert 0 < sum(map(bool, outcome.drafted)) < 0.15 * STEPS
+
+
+def test_the_budget_bounds_what_trying_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a choice that hopes for everything from every size."""
+    monkeypatch.setattr(draft_choice.DraftChoice, "_hope", lambda *others: 1e9)
+    lost = {}
+    for budget in (draft_choice.BUDGET, 0.2):
+        monkeypatch.setattr(draft_choice, "BUDGET", budget)
+        simulation = simulated(constant(0.4), dear_cost, 4, None)
+        lost[budget] = 1 - simulation.chosen(STEPS).speed(500) / simulation.fixed(0, 10).speed()
+    assert lost[0.01] < 0.02
+    assert lost[0.2] > 0.08
+
+
+@pytest.mark.parametrize("requests", [1, 4, 16])
+@pytest.mark.parametrize(("before", "after"), [(0.2, 0.9), (0.9, 0.2)], ids=["prose to code", "code to prose"])
+@pytest.mark.parametrize(("cost", "tree"), [(chain_cost, None), (tree_cost, TREE)], ids=["chain", "tree"])
+def test_another_text_is_followed_within_200_steps(
+    cost: Cost, tree: TreeShape | None, before: float, after: float, requests: int
+) -> None:
+    change, speeds = 1500, []
+    goal = best(simulated(constant(after), cost, requests, tree), requests)
+    for seed in range(5):
+        text = changing({0: before, change: after})
+        outcome = simulated(text, cost, requests, tree, seed).chosen(change + 500)
+        speeds.append(outcome.speed(change + 200) / goal)
+    assert sum(speeds) / len(speeds) > 0.95
+
+
+def test_a_choice_that_forgets_nothing_does_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above."""
+    from vllm_specext.tree import acceptance
+
+    monkeypatch.setattr(acceptance, "SHORT", 10**6)
+    monkeypatch.setattr(acceptance, "LONG", 10**7)
+    change = 1500
+    goal = best(simulated(constant(0.2), chain_cost, 4, None), 4)
+    outcome = simulated(changing({0: 0.9, change: 0.2}), chain_cost, 4, None).chosen(change + 500)
+    assert outcome.speed(change + 200) < 0.95 * goal
+
+
+def test_loads_learn_for_themselves_and_begin_with_what_the_next_one_knows() -> None:
+    """Drafts pay at one request and not at 32; the load goes up and down."""
+
+    def cost(requests: int, verified: int, drafted: int) -> float:
+        return 1 + 0.1 * drafted + 0.1 * requests * (1 + verified)
+
+    simulation = simulated(constant(0.7), cost, 1, None)
+    simulation.load = lambda step: 1 if step // 400 % 2 == 0 else 32
+    outcome = simulation.chosen(4000)
+    last = {requests: Counter[int]() for requests in (1, 32)}
+    for step in range(2000, 4000):
+        last[simulation.load(step)][outcome.drafted[step]] += 1
+    assert last[1].most_common(1)[0][0] >= 3
+    assert last[32].most_common(1)[0][0] == 0
+    # At its first step, the second load drafts as the first has found to be right.
+    assert outcome.drafted[400] > 0
+
+
+def test_steps_whose_duration_says_nothing_teach_what_is_accepted_all_the_same() -> None:
+    choice = draft_choice.DraftChoice([8] * 5, [0, 1, 2, 4, 8], None, first=4, slope=0.25)
+    for _ in range(100):
+        assert choice.note(1, choice.nodes(1), {0: 1}, None) is None
+    assert choice.nodes(1) == 0
+
+
+def test_a_bound_by_load_is_kept() -> None:
+    choice = draft_choice.DraftChoice([0, 8, 2, 2], [0, 1, 2, 4, 8], None, first=4, slope=0.01)
+    for requests in (1, 2, 3):
+        for _ in range(400):
+            asked = choice.nodes(requests)
+            assert asked <= [0, 8, 2, 2][requests]
+            choice.note(requests, asked, {asked: requests}, 1.0)
+    assert choice.nodes(1) > 2
+    assert choice.nodes(3) == 2

@@ -1,0 +1,76 @@
+"""Times the scheduler's steps, and drafts as many tokens as give the most tokens per second.
+
+The scheduler decides for every worker how many tokens are drafted, so this is the one place that can decide for all of
+them at once. Drafting less or more never changes the output.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from vllm_specext.tree.budget import UNMEASURED, TreeShape
+from vllm_specext.tree.draft_choice import Change, DraftChoice
+
+logger = logging.getLogger(f"vllm.{__name__}")  # a child of vLLM's logger, whose handlers and level it shares
+
+SLOPE = {"cpu": 0.25, "cuda": 0.1}
+"""By device type: the guess of what a level of a draft and its row cost, in steps without drafts."""
+
+QUIET = 10.0
+"""Seconds between two lines in the log on the same number of running requests."""
+
+
+class MeasuredDrafts:
+    def __init__(self, lookup: list[int], sizes: Sequence[int], full: TreeShape | None, device_type: str) -> None:
+        """``lookup``: tokens to draft by number of running requests, the most at first, changed in place; one of
+        ``sizes`` each. ``full``: the largest tree, ``None`` where drafts are chains."""
+        device_type = device_type if device_type in UNMEASURED else "cuda"
+        self._lookup = lookup
+        self.choice = DraftChoice(tuple(lookup), sizes, full, UNMEASURED[device_type][0], SLOPE[device_type])
+        self._before: tuple[float, int] | None = None
+        """When the step before ended and how many requests it had, if it only decoded."""
+        self._said: dict[int, float] = {}
+        """When the log last told of a load, by its first number of requests."""
+        self._follow()
+
+    def note(self, scheduled: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> None:
+        """Take note that a step that was ``scheduled`` has ended; ``sampled`` are the tokens of each request."""
+        now, requests = time.perf_counter(), len(scheduled.num_scheduled_tokens)
+        drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        only_decodes = scheduled.total_num_scheduled_tokens == requests + drafted
+        before, self._before = self._before, (now, requests) if only_decodes else None
+        if not requests:
+            return
+        asked = scheduled.num_spec_tokens_to_schedule
+        if not only_decodes:
+            self.choice.skip(asked)
+            return
+        # After a prefill or without requests for a while, the time since the step before says nothing.
+        seconds = None if before is None or before[1] != requests else now - before[0]
+        emitted = Counter(map(len, sampled))
+        emitted.pop(0, None)
+        accepted = {tokens - 1: count for tokens, count in emitted.items()}
+        change = self.choice.note(requests, asked, accepted, seconds)
+        if self.choice.has_moved():
+            self._follow()
+        if change is not None:
+            self._tell(change, now)
+
+    def _follow(self) -> None:
+        for requests in range(1, len(self._lookup)):
+            self._lookup[requests] = self.choice.nodes(requests)
+
+    def _tell(self, change: Change, now: float) -> None:
+        if now - self._said.get(change.first, -QUIET) < QUIET:
+            return
+        self._said[change.first] = now
+        logger.info(
+            "Drafted tokens for %d to %d running requests: %s; expected to be %.2f times as fast as without drafts.",
+            change.first,
+            change.last,
+            change.nodes or "none",
+            change.speed,
+        )
