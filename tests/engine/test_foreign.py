@@ -18,7 +18,8 @@ Engines = Callable[..., Result]
 
 
 def foreign(method: str, drafter: Path, **own: Any) -> dict[str, Any]:
-    return {"speculative_config": {"method": method, "model": str(drafter)} | own}
+    """Drafts also where that is slower."""
+    return {"speculative_config": {"method": method, "model": str(drafter), "adaptive_drafts": False} | own}
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ OURS = {
     ("methods/foreign_vocab/speculator.py", "text", "cached"),
     ("engine/hooks/runner_parts.py", "speculator", "req_states"),
     ("methods/foreign_vocab/slem.py", "active.texts[place]", "cached"),
-    ("methods/griffin/speculator.py", "drafter", "logits_processor"),
-    ("methods/moa/speculator.py", "drafter", "logits_processor"),
+    ("methods/griffin/speculator.py", "drafter", "draft_head"),
+    ("methods/moa/speculator.py", "drafter", "draft_head"),
     ("methods/moa/serving.py", "self.model", "target_layers"),
     ("methods/moa/serving.py", "self.model", "target_norm"),
     ("methods/swift/speculator.py", "self.model", "skipped"),
@@ -46,6 +46,9 @@ OURS = {
     # Arguments of an engine that we are about to build.
     ("measure/engine.py", "parsed", "speculative_config"),
     ("measure/engine.py", "parsed", "disable_log_stats"),
+    # A copy of the target's, for the drafter alone.
+    ("engine/drafting/draft_head.py", "scoring", "vocab_size"),
+    ("engine/drafting/draft_head.py", "scoring", "org_vocab_size"),
     # The drafter's configurations, which we make, or copy from the target's.
     ("engine/config.py", "self.draft_model_config", "max_model_len"),
     ("engine/config.py", "self.draft_model_config.hf_config", "max_position_embeddings"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.measure.bundled import CONFIGURATIONS, EAGLE3_TREE, MODELS
+from vllm_specext.measure.bundled import ALWAYS, CHOICE, CONFIGURATIONS, EAGLE3_TREE, MODELS
 from vllm_specext.measure.plain import PLAIN, STOCK, STOCK_ENVIRONMENT
 from vllm_specext.options import MAX_DRAFT_TOKENS, DrafterOptions, parse
 from vllm_specext.registry import METHODS
@@ -58,6 +58,13 @@ class Configuration:
             return False
         options = parse(METHODS[self.speculative["method"]].options, self.speculative)
         return isinstance(options, DrafterOptions) and options.tree is not None
+
+    def always_drafting(self) -> "Configuration":
+        """This configuration with as many drafted tokens whether they pay or not, where nothing is said about that."""
+        speculative = self.speculative
+        if speculative is None or speculative["method"] not in METHODS or not CHOICE.isdisjoint(speculative):
+            return self
+        return replace(self, speculative=speculative | ALWAYS)
 
     def with_nodes(self, nodes: int) -> "Configuration":
         """This configuration with trees of ``nodes`` under any load; with 0 the drafter only reads along."""

@@ -36,7 +36,8 @@ class Started:
 
 
 def acceptance(workload: Workload, progress: Progress) -> Results:
-    """Measure acceptance per method and task, one request at a time, because drafts may depend on the load."""
+    """Measure acceptance per method and task, one request at a time, because drafts may depend on the load. Every
+    method drafts, whether that pays here or not."""
     with started(workload.plain, workload, progress) as run:
         tasks = {task: [one.ids for one in run.asked if one.task == task] for task in (one.task for one in run.asked)}
         progress.begin((1 + len(workload.drafting)) * len(tasks))
@@ -51,7 +52,7 @@ def acceptance(workload: Workload, progress: Progress) -> Results:
 
         plain = answers(run.engine)
         rows = acceptance_rows(workload.plain, run.engine, plain, plain)
-        for configuration in workload.drafting:
+        for configuration in (each.always_drafting() for each in workload.drafting):
             progress.doing(f"{configuration.name}: loading")
             with load(configuration, workload, run.folder) as engine:
                 rows += acceptance_rows(configuration, engine, answers(engine), plain)
