@@ -12,6 +12,7 @@ from vllm.version import __version__ as vllm_version
 
 import vllm_specext
 from vllm_specext.declaration import Keeps, Reads
+from vllm_specext.kernels.native.library import load
 from vllm_specext.tree.budget import describe
 
 logger = init_logger(f"vllm.{__name__}")
@@ -31,6 +32,9 @@ def facts() -> dict[str, str]:
     with set_current_vllm_config(config):
         backend = get_attn_backend(head_size=128, dtype=torch.bfloat16, kv_cache_dtype="auto")
     rows["attention backend"] = str(backend.get_name())
+    if current_platform.is_cpu():
+        kernels = load()
+        rows["kernels in C++"] = f"no: {kernels}" if isinstance(kernels, str) else "yes"
     return rows
 
 
