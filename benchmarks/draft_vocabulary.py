@@ -22,9 +22,9 @@ from rich.table import Table
 from benchmarks.tokens_per_verification import answers, check_same, load_engine, loops, summary
 from vllm_specext.bench.configurations import Configuration
 from vllm_specext.bench.prompts import Prompt, Rendering, load
-from vllm_specext.demo.corpus import documents
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import GRIFFIN_CHAIN, GRIFFIN_TREE, MAX_TOKENS, MOA_TREE, TARGET
+from vllm_specext.measure.corpus import documents
 from vllm_specext.methods.foreign_vocab.tokenizers.tokenizer_files import read_files
 from vllm_specext.methods.token_counts import count, coverage, ordered, write
 

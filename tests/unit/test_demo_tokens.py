@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from vllm_specext.demo import foreign_tokens, tokens, training_text
-from vllm_specext.demo.corpus import END_OF_TEXT, Document
+from vllm_specext.measure.corpus import END_OF_TEXT, Document
 
 SIZES = [50, 2048, 65536, 65537, 128256]
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.test_declaration import configuration
 from vllm_specext.declaration import Keeps
 from vllm_specext.engine.report import configured, graphs, log_start, memory_line
-from vllm_specext.measure.bundled import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SLRS, SWIFT
+from vllm_specext.measure.bundled import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SLRS, SWIFT, as_long_as_it_pays
 
 
 def lines(speculative: dict[str, Any]) -> dict[str, str]:
@@ -31,13 +31,13 @@ def test_the_default_schedule_is_told() -> None:
 
 
 def test_what_the_scheduler_chooses_among_is_told() -> None:
-    told = lines(GRIFFIN_CHAIN)
+    told = lines(as_long_as_it_pays(GRIFFIN_CHAIN))
     assert told["Drafted tokens"] == "one of 0, 1, 2, 3, 4, as is measured to be fastest at the load"
     assert told["Most drafted tokens by number of running requests"].startswith("1-102: 4 (chain), 103-128: 3 (chain)")
 
 
 def test_a_chain_keeps_its_length() -> None:
-    told = lines(GRIFFIN_CHAIN | {"adaptive_drafts": False})
+    told = lines(GRIFFIN_CHAIN)
     assert told["Drafts"] == "chains of at most 4 tokens"
     assert told["Drafted tokens by number of running requests"] == "any: 4"
 

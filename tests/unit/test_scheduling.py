@@ -22,7 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from vllm_specext.engine.scheduler.scheduling import with_draft_limits
-from vllm_specext.measure.bundled import GRIFFIN_CHAIN, TARGET
+from vllm_specext.measure.bundled import GRIFFIN_CHAIN, TARGET, as_long_as_it_pays
 from vllm_specext.tree.budget import TreeShape, fixed_schedule, largest_schedule
 
 NODES, LEVELS, TOP_K = 24, 6, 4
@@ -56,7 +56,7 @@ def trees() -> VllmConfig:
 
 @pytest.fixture(scope="module")
 def chains() -> VllmConfig:
-    return configuration(GRIFFIN_CHAIN | {"adaptive_drafts": False})
+    return configuration(GRIFFIN_CHAIN)
 
 
 def scheduler(config: VllmConfig, base: type[Scheduler] = Scheduler, limited: bool = True) -> Any:
@@ -263,8 +263,8 @@ def test_without_a_schedule_the_scheduler_chooses_unless_the_user_forbids_it(
         entries = config.speculative_config.num_speculative_tokens_per_batch_size
         return entries and [list(entry) for entry in entries]
 
-    free = {key: TREE[key] for key in TREE if key != "num_speculative_tokens_per_batch_size"}
-    for config, most in ((configuration(free), NODES), (configuration(GRIFFIN_CHAIN), 4)):
+    free = as_long_as_it_pays(TREE)
+    for config, most in ((configuration(free), NODES), (configuration(as_long_as_it_pays(GRIFFIN_CHAIN)), 4)):
         assert config.speculative_config.adapts
         assert schedule_of(config) == largest_schedule(most)
     fixed = configuration(free | {"adaptive_drafts": False})

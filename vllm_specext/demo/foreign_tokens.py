@@ -20,8 +20,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from vllm_specext.demo import corpus
 from vllm_specext.demo.tokens import id_dtype
+from vllm_specext.measure import corpus
 
 DrafterKind = Literal["bpe", "bytes"]
 

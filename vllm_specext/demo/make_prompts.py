@@ -16,7 +16,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from vllm_specext.demo.corpus import Document, Kind, documents
+from vllm_specext.measure.corpus import Document, Kind, documents
 
 HERE = Path(__file__).parent
 PER_KIND = 12

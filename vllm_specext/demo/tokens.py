@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from vllm_specext.demo.corpus import CHAT_TEMPLATE, END_OF_TEXT, SPECIAL_TOKENS, Kind, documents
+from vllm_specext.measure.corpus import CHAT_TEMPLATE, END_OF_TEXT, SPECIAL_TOKENS, Kind, documents
 
 VOCAB_SIZE = 2048
 MAX_MODEL_LEN = 1024

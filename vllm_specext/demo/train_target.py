@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from vllm_specext.demo.corpus import END_OF_TEXT, END_OF_TURN
 from vllm_specext.demo.tokens import MAX_MODEL_LEN, VOCAB_SIZE, encode_corpus, train_tokenizer
 from vllm_specext.demo.training_text import add_restart, state_file
 from vllm_specext.demo.unlikelihood import ROWS, loop_share, prefixes, repeat_loss
+from vllm_specext.measure.corpus import END_OF_TEXT, END_OF_TURN
 from vllm_specext.training.loop import fit
 from vllm_specext.training.optimization import linear
 from vllm_specext.training.stages import Stage, Steps
