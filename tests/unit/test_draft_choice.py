@@ -7,6 +7,7 @@ import pytest
 from benchmarks.simulated_drafts.simulation import Acceptance, Cost, Drafts, Simulation, changing, constant
 from vllm_specext.tree import draft_choice
 from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.step_costs import StepCosts
 
 STEPS = 2000
 TREE = TreeShape(59, 6, 10)
@@ -131,3 +132,14 @@ def test_a_bound_by_load_is_kept() -> None:
             choice.note(requests, asked, {asked: requests}, 1.0)
     assert choice.nodes(1) > 2
     assert choice.nodes(3) == 2
+
+
+def test_one_disturbed_comparison_does_not_turn_what_is_known_and_a_second_one_does() -> None:
+    costs = StepCosts({0: 0.0, 1: 1.0}, slope=0.25)
+    for now in (10, 20, 30):
+        costs.compare(0, 1, 2.4, (12, 12), now)
+    costs.compare(1, 0, 2.4, (7, 3), 40)
+    assert costs.cost(1) / costs.cost(0) > 2.3
+    assert costs.uncertainty(1, 40) > 0.3
+    costs.compare(1, 0, 2.4, (7, 3), 50)
+    assert costs.cost(1) / costs.cost(0) < 1.2

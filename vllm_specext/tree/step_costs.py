@@ -63,9 +63,11 @@ class StepCosts:
         own = self._variance(first, now), self._variance(second, now)
         error = log(ratio) - (second.logarithm - first.logarithm)
         if error**2 > SURPRISE**2 * (sum(own) + noise):
-            # One of the two is wrong, or the machine has changed: believe neither, so that it is tried again.
-            own = own[0] + error**2 / 2, own[1] + error**2 / 2
-            noise += error**2
+            # Something else took the time, or the machine has changed: a second such comparison will tell, which is no
+            # surprise any more. Until then, what is known stays, but is doubted, so that it is tried again.
+            for each, variance in zip((first, second), own, strict=True):
+                each.variance, each.since = variance + error**2 / 4, now
+            return
         total = sum(own) + noise
         first.logarithm -= own[0] / total * error
         second.logarithm += own[1] / total * error
