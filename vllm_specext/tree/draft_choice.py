@@ -9,7 +9,7 @@ try that wins pays into it, so that drafting is taken up quickly where a new tex
 Counts steps and looks at no clock of its own.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
@@ -159,8 +159,8 @@ class DraftChoice:
         self._step = 0
         self._asked: deque[int] = deque(maxlen=SETTLING + 1)
         self._answered: dict[int, int] = {}
-        self._used: set[tuple[int, int]] = set()
-        """Sizes and numbers of requests that steps have had."""
+        self._used: Counter[tuple[int, int]] = Counter()
+        """How often steps have changed to a size, by size and number of requests."""
         self._credit = 0.0
         """Seconds that may be lost by trying."""
 
@@ -255,7 +255,7 @@ class DraftChoice:
             if segment is not None and segment.timed >= CHECKS[0]:
                 load.before = segment
             segment = load.segment = _Segment(asked, requests, SETTLING + self._warming(asked, requests))
-            self._used.add((asked, requests))
+            self._used[asked, requests] += 1
         segment.seen += 1
         if segment.seen > segment.settling:
             segment.seconds.append(seconds)
@@ -320,7 +320,8 @@ class DraftChoice:
         return None
 
     def _warming(self, nodes: int, requests: int) -> int:
-        return 0 if (nodes, requests) in self._used else WARMING
+        # Twice: what follows a size for the first time is another pass than what began with it.
+        return 0 if self._used[nodes, requests] > 1 else WARMING
 
     def _try_another(self, load: _Load, allowed: Sequence[int], requests: int, now: float) -> None:
         segment = load.segment
