@@ -24,12 +24,13 @@ def bundled_engine(speculative: dict[str, Any] | None, counts: bool = True) -> E
     return Engine(arguments, speculative, counts)
 
 
-def in_own_process(module: str, name: str, request: Any) -> Any:
+def in_own_process(module: str, name: str, request: Any, shows: bool = False) -> Any:
     """Run ``python -m module --one REQUEST`` and return the last line that it prints, both in JSON; ``name`` is for
-    the message where it fails."""
+    the message where it fails. Whether what it says meanwhile on standard error is shown."""
     environment = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     command = [sys.executable, "-m", module, "--one", json.dumps(request)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    told = None if shows else subprocess.PIPE
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=told, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{name}: the engine ended.\n{done.stderr[-3000:]}")
+        raise SystemExit(f"{name}: the engine ended.\n{(done.stderr or '')[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -84,6 +84,8 @@ class Simulation:
     most_requests: int = 256
     slope: float = 0.1
     first: int = 63
+    slow_changes: int = 1
+    """How many changes to a number of tokens begin with such first steps."""
     _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,10 +114,13 @@ class Simulation:
 
     def _run(self, steps: int, nodes: Callable[[int], int], choice: DraftChoice | None) -> Outcome:
         seconds, tokens, drafted = [], [], []
-        verified, before, used = 0, 0, Counter[tuple[int, int]]()
+        verified, before, asked = 0, 0, -1
+        changes, since = Counter[tuple[int, int]](), 0
         for step in range(steps):
-            requests = self.load(step)
+            requests, last = self.load(step), asked
             asked = nodes(requests)
+            since = 1 if (asked, requests) != (last, before) else since + 1
+            changes[asked, requests] += since == 1
             cost = self.cost(requests, verified, asked)
             chances = self.drafts.chances(verified, step)
             seconds.append(cost)
@@ -123,8 +128,8 @@ class Simulation:
             drafted.append(asked)
             if choice is not None:
                 accepted = Counter(self._accepted(chances) for _ in range(requests))
-                used[asked, requests] += 1
-                first = FIRST_TIME if used[asked, requests] <= FIRST_STEPS else 1.0
+                is_slow = since <= FIRST_STEPS and changes[asked, requests] <= self.slow_changes
+                first = FIRST_TIME if is_slow else 1.0
                 choice.note(requests, asked, accepted, first * self._noisy(cost) if requests == before else None)
             verified, before = asked, requests
         return Outcome(seconds, tokens, drafted)

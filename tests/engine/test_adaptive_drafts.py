@@ -18,7 +18,7 @@ Engines = Callable[..., Result]
 def adaptive(llm: dict[str, Any]) -> dict[str, Any]:
     """The same without a schedule, so that the scheduler chooses."""
     keys = {key: value for key, value in llm["speculative_config"].items() if "per_batch" not in key}
-    return {"speculative_config": keys | {"adaptive_drafts": True}}
+    return {"speculative_config": keys | {"adaptive_drafts": True, "keep_step_costs": False}}
 
 
 TREE = adaptive(tree(24, 4))

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
+from benchmarks.simulated_drafts import simulation as draft_simulation
 from benchmarks.simulated_drafts.simulation import Acceptance, Cost, Drafts, Simulation, changing, constant
-from vllm_specext.tree import draft_choice
+from vllm_specext.tree import draft_choice, draft_load
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.step_costs import StepCosts
 
@@ -59,9 +60,36 @@ def test_drafts_that_never_pay_cost_hardly_anything(rate: float, requests: int) 
     assert 0 < sum(map(bool, outcome.drafted)) < 0.15 * STEPS
 
 
+def speeds_with_slow_changes(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Relative to plain decoding, where nothing pays, but not by far, and where a change of size is slow at first, as
+    if passes were compiled or recorded anew, several times over."""
+
+    def cost(requests: int, verified: int, drafted: int) -> float:
+        return 1 + 0.02 * requests * (1 + verified) + 0.85 * drafted
+
+    monkeypatch.setattr(draft_simulation, "FIRST_TIME", 10.0)
+    speeds = []
+    for seed in range(20):
+        simulation = simulated(constant(0.7), cost, 1, None, seed)
+        simulation.slow_changes = 4
+        speeds.append(simulation.chosen(STEPS).speed(600) / simulation.fixed(0, 10).speed())
+    return speeds
+
+
+def test_plain_decoding_that_is_slow_whenever_it_begins_again_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert min(speeds_with_slow_changes(monkeypatch)) > 0.97
+
+
+def test_a_choice_that_never_looks_back_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above."""
+    monkeypatch.setattr(draft_choice, "RECHECK", 10**6)
+    monkeypatch.setattr(draft_choice, "MOST_RECHECK", 10**6)
+    assert min(speeds_with_slow_changes(monkeypatch)) < 0.95
+
+
 def test_the_budget_bounds_what_trying_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a choice that hopes for everything from every size."""
-    monkeypatch.setattr(draft_choice.DraftChoice, "_hope", lambda *others: 1e9)
+    monkeypatch.setattr(draft_load.DraftLoad, "hope", lambda *others: 1e9)
     lost = {}
     for budget in (draft_choice.BUDGET, 0.2):
         monkeypatch.setattr(draft_choice, "BUDGET", budget)

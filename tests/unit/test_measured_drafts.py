@@ -13,7 +13,7 @@ from tests.unit.test_scheduling import configuration, deliver, drafted, request,
 from vllm_specext.engine.scheduler import measured_drafts
 
 MOST = 8
-SWIFT = {"method": "swift", "num_speculative_tokens": MOST}
+SWIFT = {"method": "swift", "num_speculative_tokens": MOST, "keep_step_costs": False}
 
 
 @pytest.fixture(scope="module")

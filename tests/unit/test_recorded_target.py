@@ -89,6 +89,14 @@ def test_longer_requests_are_no_other_shape_and_wider_ones_are(steps: Steps) -> 
     assert steps.are_right(3, range(6), max_query_len=3) == [4, 5, 6, 6, 6, 6]
 
 
+def test_of_the_shapes_that_came_once_the_latest_are_remembered(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_target, "MOST_SEEN", 2)
+    assert [steps.are_right(rows, range(1)) for rows in (2, 3, 4)] == [[1], [2], [3]]
+    # A shape is recorded at the second step that is remembered, and replayed after the third.
+    assert steps.are_right(4, range(3)) == [4, 5, 5]
+    assert steps.are_right(2, range(4)) == [6, 7, 8, 8]
+
+
 @pytest.mark.parametrize("what", ["many rows", "no attention", "something unknown"])
 def test_other_passes_run_as_they_are(steps: Steps, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = MOST_ROWS + 1 if what == "many rows" else 3

@@ -30,6 +30,13 @@ CARRIED = 0.2
 """Standard deviation that another load adds, for each range between the two."""
 
 
+RESTORED = 0.1
+"""Standard deviation that another start of the same adds."""
+
+Costs = Mapping[int, tuple[float, float]]
+"""Logarithm of the cost, and its variance, by size."""
+
+
 @dataclass
 class _Known:
     logarithm: float
@@ -48,9 +55,9 @@ class StepCosts:
     def tried(self, size: int) -> bool:
         return size in self._known
 
-    def compare(self, before: int, after: int, ratio: float, steps: tuple[int, int], now: int) -> None:
+    def compare(self, before: int, after: int, ratio: float, steps: tuple[int, int], now: int) -> bool:
         """Steps that draft ``after`` took ``ratio`` times as long as those that draft ``before``; so many ``steps`` of
-        either were timed."""
+        either were timed. Whether that is no surprise."""
         noise = SPREAD**2 * (1 / steps[0] + 1 / steps[1]) + FLOOR**2
         first = self._known.get(before)
         if first is None:
@@ -59,7 +66,7 @@ class StepCosts:
         if second is None:
             variance = self._variance(first, now) + noise
             self._known[after] = _Known(first.logarithm + log(ratio), variance, now)
-            return
+            return True
         own = self._variance(first, now), self._variance(second, now)
         error = log(ratio) - (second.logarithm - first.logarithm)
         if error**2 > SURPRISE**2 * (sum(own) + noise):
@@ -67,12 +74,13 @@ class StepCosts:
             # surprise any more. Until then, what is known stays, but is doubted, so that it is tried again.
             for each, variance in zip((first, second), own, strict=True):
                 each.variance, each.since = variance + error**2 / 4, now
-            return
+            return False
         total = sum(own) + noise
         first.logarithm -= own[0] / total * error
         second.logarithm += own[1] / total * error
         for each, variance in zip((first, second), own, strict=True):
             each.variance, each.since = variance * (1 - variance / total), now
+        return True
 
     def cost(self, size: int) -> float:
         """What a step takes, in steps of about that without drafts."""
@@ -95,6 +103,16 @@ class StepCosts:
         """Standard deviation of the cost's logarithm."""
         found = self._known.get(size)
         return UNTRIED if found is None else sqrt(self._variance(found, now))
+
+    def known(self, now: int) -> Costs:
+        """What the next start may begin with."""
+        return {size: (known.logarithm, self._variance(known, now)) for size, known in self._known.items()}
+
+    def restore(self, costs: Costs, now: int) -> None:
+        """Begin with what an earlier start knew, as far as the sizes are the same."""
+        for size in self._effort.keys() & costs.keys():
+            logarithm, variance = costs[size]
+            self._known[size] = _Known(logarithm, variance + RESTORED**2, now)
 
     def copy(self, now: int, ranges: int) -> "StepCosts":
         """The same as a first guess for another load, so many ``ranges`` away."""

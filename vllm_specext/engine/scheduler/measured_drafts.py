@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from vllm_specext.engine.scheduler.kept_costs import KeptCosts
 from vllm_specext.tree.budget import UNMEASURED, TreeShape
 from vllm_specext.tree.draft_choice import Change, DraftChoice
 
@@ -19,22 +20,33 @@ logger = logging.getLogger(f"vllm.{__name__}")  # a child of vLLM's logger, whos
 SLOPE = {"cpu": 0.25, "cuda": 0.1}
 """By device type: the guess of what a level of a draft and its row cost, in steps without drafts."""
 
+KEEP = 120.0
+"""Seconds of service between two times that what steps cost is kept."""
+
 QUIET = 10.0
 """Seconds between two lines in the log on the same number of running requests."""
 
 
 class MeasuredDrafts:
-    def __init__(self, lookup: list[int], sizes: Sequence[int], full: TreeShape | None, device_type: str) -> None:
+    def __init__(
+        self, lookup: list[int], sizes: Sequence[int], full: TreeShape | None, device_type: str, kept: KeptCosts
+    ) -> None:
         """``lookup``: tokens to draft by number of running requests, the most at first, changed in place; one of
-        ``sizes`` each. ``full``: the largest tree, ``None`` where drafts are chains."""
+        ``sizes`` each. ``full``: the largest tree, ``None`` where drafts are chains. ``kept``: what earlier starts
+        have measured."""
         device_type = device_type if device_type in UNMEASURED else "cuda"
         self._lookup = lookup
-        self.choice = DraftChoice(tuple(lookup), sizes, full, UNMEASURED[device_type][0], SLOPE[device_type])
+        self._kept, self._since = kept, time.perf_counter()
+        first, slope = UNMEASURED[device_type][0], SLOPE[device_type]
+        known = kept.read()
+        if known:
+            logger.info("What steps with drafts take is known from an earlier start with the same settings.")
+        self.choice = DraftChoice(tuple(lookup), sizes, full, first, slope, known)
         self._before: tuple[float, int] | None = None
         """When the step before ended and how many requests it had, if it only decoded."""
         self._said: dict[int, float] = {}
         """When the log last told of a load, by its first number of requests."""
-        self._follow()
+        self.follow()
 
     def note(self, scheduled: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> None:
         """Take note that a step that was ``scheduled`` has ended; ``sampled`` are the tokens of each request."""
@@ -48,18 +60,28 @@ class MeasuredDrafts:
         if not only_decodes:
             self.choice.skip(asked)
             return
-        # After a prefill or without requests for a while, the time since the step before says nothing.
-        seconds = None if before is None or before[1] != requests else now - before[0]
+        # After a prefill or without requests for a while, the time since the step before says nothing. vLLM 0.33 drafts
+        # nothing where all requests end with the step, so that it says nothing of drafts either.
+        skips_drafts = getattr(scheduled, "skip_drafts", False)
+        seconds = None if before is None or before[1] != requests or skips_drafts else now - before[0]
         emitted = Counter(map(len, sampled))
         emitted.pop(0, None)
         accepted = {tokens - 1: count for tokens, count in emitted.items()}
         change = self.choice.note(requests, asked, accepted, seconds)
         if self.choice.has_moved():
-            self._follow()
+            self.follow()
         if change is not None:
             self._tell(change, now)
+        if now - self._since > KEEP:
+            self._since = now
+            self.keep()
 
-    def _follow(self) -> None:
+    def keep(self) -> None:
+        """Keep what was measured for the next start."""
+        self._kept.write(self.choice.costs())
+
+    def follow(self) -> None:
+        """Have the scheduler draft what is chosen."""
         for requests in range(1, len(self._lookup)):
             self._lookup[requests] = self.choice.nodes(requests)
 

@@ -20,6 +20,7 @@ from vllm.v1.request import Request
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.config import is_ours
 from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors
+from vllm_specext.engine.scheduler.kept_costs import KeptCosts
 from vllm_specext.engine.scheduler.measured_drafts import MeasuredDrafts
 
 if TYPE_CHECKING:
@@ -56,12 +57,13 @@ class DraftLimits(_Scheduler):
             # With a schedule, vLLM does not pad the first decoding step of a request to the full number of drafted
             # tokens; the padding would pass for the tree of whatever request had the slot before.
             self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.scheduler_config.max_num_seqs + 1)
-        self._measured: MeasuredDrafts | None = None
+        self.measured_drafts: MeasuredDrafts | None = None
         if vllm_config.speculative_config.adapts:
             assert self.dynamic_sd_lookup is not None
             sizes = vllm_config.speculative_config.sizes
             device_type = current_platform.device_type
-            self._measured = MeasuredDrafts(self.dynamic_sd_lookup, sizes, self._tree, device_type)
+            kept = KeptCosts(vllm_config)
+            self.measured_drafts = MeasuredDrafts(self.dynamic_sd_lookup, sizes, self._tree, device_type, kept)
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
@@ -140,6 +142,11 @@ class DraftLimits(_Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if self._measured is not None:
-            self._measured.note(scheduler_output, model_runner_output.sampled_token_ids)
+        if self.measured_drafts is not None:
+            self.measured_drafts.note(scheduler_output, model_runner_output.sampled_token_ids)
         return outputs
+
+    def shutdown(self) -> None:
+        if self.measured_drafts is not None:
+            self.measured_drafts.keep()
+        super().shutdown()

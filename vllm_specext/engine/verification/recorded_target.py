@@ -9,6 +9,7 @@ a model may do more in Python than call operations.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -31,8 +32,12 @@ MOST_ROWS = 128
 """Rows up to which a pass is recorded; beyond, Python is little beside the arithmetic."""
 BUDGET = 256 << 20
 """Bytes that the results of all recordings may take together. A model whose results are larger has little to gain."""
+MOST_SEEN = 1024
+"""Shapes that are remembered because they came once. Steps that read prompts have ever new ones, and a server runs for
+months."""
 LONGEST = frozenset({"max_seq_len"})
-"""Numbers of a step's metadata that no kernel on a CPU reads."""
+"""Numbers of a step's metadata that no kernel on a CPU reads: where a pass is recorded, the bound of tree rows is the
+model's context, and the wheel's own attention goes by each request's length."""
 
 
 @dataclass
@@ -48,7 +53,7 @@ class RecordedTarget:
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
-        self._seen: set[Any] = set()
+        self._seen: OrderedDict[Any, None] = OrderedDict()
         self._recorded: dict[Any, Recorded] = {}
         self._bytes = 0
         self._works = True
@@ -63,7 +68,10 @@ class RecordedTarget:
             return self._replay(recorded, tensors, inputs)
         if key in self._seen and self._bytes < BUDGET:
             return self._record(key, tensors, inputs)
-        self._seen.add(key)
+        self._seen[key] = None
+        self._seen.move_to_end(key)
+        if len(self._seen) > MOST_SEEN:
+            self._seen.popitem(last=False)
         return self._forward(**inputs)
 
     def _replay(self, recorded: Recorded, tensors: list[Tensor], inputs: dict[str, Any]) -> Any:

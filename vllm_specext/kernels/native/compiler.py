@@ -7,14 +7,14 @@ whole one, and it ends with a digest of the rest, so that a damaged file is foun
 
 import hashlib
 import os
-import platform
 import re
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from vllm_specext.this_machine import cache_folder, is_own, processor
 
 FOLDER = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
@@ -98,31 +98,6 @@ def digest_of(compiler: str, flags: tuple[str, ...]) -> str:
     for part in (*parts, *(text.encode() for text in (*flags, compiler, version(compiler), processor()))):
         hashed.update(len(part).to_bytes(8, "little") + part)
     return hashed.hexdigest()[:32]
-
-
-def processor(path: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's model and what it can do, which a virtual machine may restrict."""
-    try:
-        lines = re.findall(r"(?m)^(?:model name|flags|CPU part|Features)\s*:.*$", path.read_text())
-    except OSError:
-        lines = []
-    return "\n".join(sorted(set(lines))) or f"{platform.machine()} {platform.processor()}"
-
-
-def cache_folder() -> Path:
-    """The folder of compiled libraries, of this user alone. Raises ``OSError`` where there can be none."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(home) if home and Path(home).is_absolute() else Path.home() / ".cache") / "vllm-specext"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not is_own(folder.lstat()) or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError("the cache folder is not this user's alone")
-    return folder
-
-
-def is_own(found: os.stat_result) -> bool:
-    """Whether nobody but this user can write to a file or folder, which is no link."""
-    others = stat.S_IWGRP | stat.S_IWOTH
-    return found.st_uid == os.geteuid() and not found.st_mode & others and not stat.S_ISLNK(found.st_mode)
 
 
 def is_whole(path: Path) -> bool:

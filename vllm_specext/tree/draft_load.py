@@ -1,0 +1,102 @@
+"""What is known of one range of running requests: what drafts of each size bring, and what steps with them cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+
+from vllm_specext.tree.acceptance import Acceptance
+from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.step_costs import StepCosts
+from vllm_specext.tree.timed_steps import TimedSteps
+
+WIDENING = 0.2
+"""Exponent of the effective width of a tree, over the number of nodes per level, before it is measured."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number of drafted tokens that may be chosen."""
+
+    nodes: int
+    levels: int
+    """Depth of such a draft."""
+
+    @property
+    def effort(self) -> float:
+        """What the cost is interpolated along: a level is a pass of the drafter, a node a row of the verification."""
+        return self.levels + self.nodes / 8
+
+    @property
+    def width(self) -> float:
+        """First guess of the effective width."""
+        return max(1.0, self.nodes / max(self.levels, 1)) ** WIDENING
+
+    @classmethod
+    def of(cls, nodes: int, full: TreeShape | None) -> "Size":
+        """That of a draft of so many ``nodes``; ``full`` is the largest tree, ``None`` where drafts are chains."""
+        return cls(nodes, nodes if full is None else min(nodes, full.depth))
+
+
+@dataclass
+class DraftLoad:
+    """Numbers of requests from ``first`` to ``last``, which may draft ``allowed`` tokens. Sizes are told by their
+    number of tokens."""
+
+    first: int
+    last: int
+    allowed: Sequence[int]
+    sizes: Mapping[int, Size]
+    acceptance: Acceptance
+    costs: StepCosts
+    steps: TimedSteps
+    current: int = 0
+    """The size in use."""
+    trying: int | None = None
+    """Another that is tried."""
+    left: int = 0
+    """Steps that are left of a try."""
+    pace: float = 0.0
+    """Seconds per token with the current size; 0 while that is not known."""
+    has_credit: bool = False
+    """Whether it has paid what may be lost by trying when a load is first seen."""
+    recheck: int = 0
+    """Step after which the current size is compared with plain decoding: at once where what is known of that is from
+    another load."""
+    patience: int = 0
+    """Steps to the comparison after that."""
+    decided: int = 0
+    """Step of the last look at whether another size is better."""
+
+    @property
+    def now(self) -> int:
+        """The size to draft."""
+        return self.current if self.trying is None else self.trying
+
+    def use(self, size: int) -> None:
+        """Have another current size."""
+        self.current, self.pace = size, 0.0
+
+    def verified(self, size: int, accepted: Mapping[int, int]) -> None:
+        """Take note of a step that verified drafts of a ``size``: how many requests (values) accepted how many tokens
+        (keys)."""
+        if size:
+            self.acceptance.note(accepted, self.sizes[size].levels, self.sizes[size].width)
+        else:
+            self.acceptance.idle()
+
+    def tokens(self, size: int, hope: float = 0.0) -> float:
+        """Tokens of a request that a step with such a draft may be expected to give, the target's own included; with
+        ``hope``, that many standard errors more."""
+        if not size:
+            return 1.0
+        drafted = self.sizes[size]
+        return 1 + min(self.acceptance.tokens(drafted.levels, drafted.width, hope), size)
+
+    def rate(self, size: int) -> float:
+        """Expected tokens of a request, in the time of a step of about that without drafts."""
+        return self.tokens(size) / self.costs.cost(size)
+
+    def hope(self, size: int, step: int) -> float:
+        """The rate as it might turn out to be, as far as is known at a ``step``."""
+        cost = self.costs.cost(size) * exp(-self.costs.uncertainty(size, step))
+        return self.tokens(size, hope=1.0) / cost
