@@ -34,6 +34,11 @@ class MethodOptions(BaseModel):
         description="draft as many tokens as are measured to be fastest at the load, at most num_speculative_tokens, "
         "or none; when false, trees shrink with the load and chains do not",
     )
+    keep_step_costs: bool = Field(
+        True,
+        description="keep what steps were measured to cost in a file of this user, for the next start on the same "
+        "machine with the same model and settings",
+    )
 
     root_slots: ClassVar[int] = 0
     """KV slots after the accepted prefix that the last sampled token takes in the drafter's cache."""
@@ -54,19 +59,20 @@ class MethodOptions(BaseModel):
         return None if self.tree is None else lookahead(self.tree.depth, self.tree.top_k, self.root_slots)
 
 
+CHOICE_KEYS = frozenset({"adaptive_drafts", "keep_step_costs"})
+"""Keys about the choice of the number of drafted tokens, none of which is vLLM's."""
+
 TOP_K = (
     "children kept per node and nodes kept per level; 1 drafts a chain; when absent, trees with fewer nodes than by "
     "default are narrower"
 )
 
 
-class DrafterOptions(MethodOptions):
-    """The keys that methods share whose drafter is a checkpoint and grows trees."""
+class TreeOptions(MethodOptions):
+    """The keys that methods share whose drafter grows trees."""
 
-    model: str = Field(min_length=1, description="the drafter: a directory or a hub id")
     tree_depth: int = Field(6, ge=1, le=32, description="depth of the draft tree: its longest path from the root")
     tree_top_k: int = Field(10, ge=1, le=64, description=TOP_K)
-    revision: str | None = Field(None, description="branch, tag or commit of the drafter on the hub")
     attention_backend: str | None = Field(
         None, description="attention backend of the drafter; vLLM chooses when absent"
     )
@@ -82,6 +88,17 @@ class DrafterOptions(MethodOptions):
             # With the usual width, 8 nodes would hardly leave the first level, and bring less than a chain.
             top_k = min(top_k, shape_for(nodes, TreeShape(usual, depth, top_k)).top_k)
         return TreeShape(nodes, depth, top_k)
+
+
+class CheckpointOptions(MethodOptions):
+    """The keys that methods share whose drafter is a checkpoint."""
+
+    model: str = Field(min_length=1, description="the drafter: a directory or a hub id")
+    revision: str | None = Field(None, description="branch, tag or commit of the drafter on the hub")
+
+
+class DrafterOptions(TreeOptions, CheckpointOptions):
+    """The keys that methods share whose drafter is a checkpoint and grows trees."""
 
 
 class SharedHeadOptions(DrafterOptions):
@@ -116,19 +133,83 @@ class StockDrafterOptions(DrafterOptions):
     """vLLM's name for the method."""
 
     num_speculative_tokens: int = Field(59, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
-    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
 
 
 class Eagle3TreeOptions(StockDrafterOptions):
     stock_method = "eagle3"
 
     method: Literal["eagle3-tree"] = "eagle3-tree"
+    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
 
 
 class EagleTreeOptions(StockDrafterOptions):
     stock_method = "eagle"
 
     method: Literal["eagle-tree"] = "eagle-tree"
+    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
+
+
+class BlockOptions(StockDrafterOptions):
+    """The keys that methods share whose drafters give all positions of a draft in one pass."""
+
+    root_slots = 1
+
+    tree_depth: int = Field(
+        6,
+        ge=1,
+        le=64,
+        description="depth of the draft tree: its longest path from the root; when absent, as deep as the drafter's "
+        "blocks",
+    )
+    tree_top_k: int = Field(
+        10, ge=1, le=64, description="most likely tokens of each position that trees are made of; 1 drafts a chain"
+    )
+
+    @property
+    def tree(self) -> TreeShape | None:
+        if self.tree_top_k == 1 or self.num_speculative_tokens <= self.tree_depth:
+            return None
+        return TreeShape(self.num_speculative_tokens, self.tree_depth, self.tree_top_k)
+
+    @property
+    def levels(self) -> int:
+        """Tokens that are drafted one after another."""
+        return self.num_speculative_tokens if self.tree is None else self.tree_depth
+
+    @property
+    def lookahead(self) -> int:
+        """A block: the last sampled token, and a mask token for each level."""
+        return 1 + self.levels
+
+
+class DFlashTreeOptions(BlockOptions):
+    stock_method = "dflash"
+
+    method: Literal["dflash-tree"] = "dflash-tree"
+
+
+class DSparkTreeOptions(BlockOptions):
+    stock_method = "dspark"
+
+    method: Literal["dspark-tree"] = "dspark-tree"
+    tree_top_k: int = Field(10, ge=1, le=64, description=TOP_K)
+
+
+class DraftModelTreeOptions(StockDrafterOptions):
+    stock_method = "draft_model"
+    root_slots = 1
+
+    method: Literal["draft-model-tree"] = "draft-model-tree"
+    model: str = Field(min_length=1, description="the drafter: a directory or a hub id of a causal language model")
+
+
+class MtpTreeOptions(TreeOptions):
+    stock_method: ClassVar[str] = "mtp"
+
+    method: Literal["mtp-tree"] = "mtp-tree"
+    num_speculative_tokens: int = Field(24, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
+    tree_depth: int = Field(4, ge=1, le=32, description="depth of the draft tree: its longest path from the root")
+    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
 
 
 class MoAOptions(SharedHeadOptions):
@@ -178,11 +259,10 @@ LOOKBEHIND = 10
 """Tokens of the text so far that are encoded again together with new ones, unless the user says otherwise."""
 
 
-class ForeignOptions(MethodOptions):
+class ForeignOptions(CheckpointOptions):
     """The keys that methods share whose drafter is any language model, with any tokenizer."""
 
     model: str = Field(min_length=1, description="the drafter: a directory or a hub id of a causal language model")
-    revision: str | None = Field(None, description="branch, tag or commit of the drafter on the hub")
 
     @property
     def lookbehind(self) -> int:
@@ -232,6 +312,32 @@ class SlrsOptions(ForeignOptions):
     @property
     def samples_drafts(self) -> bool:
         return True
+
+
+class CaptureOptions(MethodOptions):
+    """The keys of `registry.CAPTURE`, which drafts nothing."""
+
+    method: Literal["capture"] = "capture"
+    num_speculative_tokens: Literal[1] = Field(1, description="vLLM wants a number; nothing is drafted")
+    num_speculative_tokens_per_batch_size: None = Field(None, description="nothing is drafted")
+    adaptive_drafts: Literal[False] = Field(False, description="nothing is drafted")
+    capture_tokens: int = Field(
+        2**18,
+        ge=1,
+        le=2**26,
+        description="tokens whose states are held until they are written, or a step's if those are more",
+    )
+    feature_dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="type of kept states")
+    aux_layers: list[int] | None = Field(
+        None,
+        min_length=3,
+        max_length=3,
+        description="for EAGLE-3: after how many of the target's layers states are kept too, ascending",
+    )
+
+    @property
+    def lookahead(self) -> int:
+        return 0
 
 
 def parse(options: type[MethodOptions], raw: Mapping[str, Any]) -> MethodOptions:

@@ -10,11 +10,16 @@ from typing import Any
 
 from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.options import (
+    CaptureOptions,
+    DFlashTreeOptions,
+    DraftModelTreeOptions,
+    DSparkTreeOptions,
     Eagle3TreeOptions,
     EagleTreeOptions,
     GriffinOptions,
     MethodOptions,
     MoAOptions,
+    MtpTreeOptions,
     SlemOptions,
     SlrsOptions,
     SwiftOptions,
@@ -89,7 +94,7 @@ METHODS: dict[str, Method] = {
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.eagle.prepare:prepare",
-            check="vllm_specext.methods.eagle.prepare:check",
+            check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.eagle.speculator:eagle3",
         ),
         Method(
@@ -104,7 +109,47 @@ METHODS: dict[str, Method] = {
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.eagle.prepare:prepare",
-            check="vllm_specext.methods.eagle.prepare:check",
+            check="vllm_specext.methods.stock.prepare:check",
+            speculator="vllm_specext.methods.eagle.speculator:eagle",
+        ),
+        Method(
+            name="dflash-tree",
+            summary="trees of vLLM's DFlash drafters, which draft a block of tokens in one pass (arXiv 2602.06036)",
+            options=DFlashTreeOptions,
+            declares=Declaration(
+                reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS, bears=frozenset({"tensor_parallel"})
+            ),
+            preparation="vllm_specext.methods.block.prepare:prepare",
+            check="vllm_specext.methods.stock.prepare:check",
+            speculator="vllm_specext.methods.block.speculator:dflash",
+        ),
+        Method(
+            name="dspark-tree",
+            summary="trees of vLLM's DSpark drafters, a block in one pass and a Markov head (DeepSeek, 2026)",
+            options=DSparkTreeOptions,
+            declares=Declaration(reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS),
+            preparation="vllm_specext.methods.block.prepare:prepare",
+            check="vllm_specext.methods.stock.prepare:check",
+            speculator="vllm_specext.methods.block.speculator:dspark",
+        ),
+        Method(
+            name="draft-model-tree",
+            summary="trees of a small language model with the target's tokenizer, for which vLLM drafts chains",
+            options=DraftModelTreeOptions,
+            declares=Declaration(
+                reads=Reads.TEXT, keeps=Keeps.BESIDE_THE_TARGETS, bears=frozenset({"tensor_parallel"})
+            ),
+            preparation="vllm_specext.methods.language_model.prepare:prepare",
+            check="vllm_specext.methods.language_model.prepare:check",
+            speculator="vllm_specext.methods.language_model.speculator:LanguageModelSpeculator",
+        ),
+        Method(
+            name="mtp-tree",
+            summary="trees of the target's own multi-token prediction module, with which vLLM drafts chains (MiMo)",
+            options=MtpTreeOptions,
+            declares=Declaration(reads=Reads.HIDDEN_STATES, keeps=Keeps.BESIDE_THE_TARGETS, last_block_stale=True),
+            preparation="vllm_specext.methods.mtp.prepare:prepare",
+            check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.eagle.speculator:eagle",
         ),
         Method(
@@ -162,6 +207,21 @@ METHODS: dict[str, Method] = {
         ),
     )
 }
+
+CAPTURE = Method(
+    name="capture",
+    summary="drafts nothing and keeps the target's hidden states, to train drafters with",
+    options=CaptureOptions,
+    declares=Declaration(
+        reads=Reads.HIDDEN_STATES, keeps=Keeps.NOWHERE, bears=frozenset({"tensor_parallel", "skip_tokenizer_init"})
+    ),
+    preparation="vllm_specext.methods.capture.prepare:prepare",
+    speculator="vllm_specext.methods.capture.speculator:CaptureSpeculator",
+)
+"""No method to serve with: the preparation of training data asks for it. Users are shown ``METHODS`` alone."""
+
+RUNNABLE: dict[str, Method] = METHODS | {CAPTURE.name: CAPTURE}
+"""All that the engine knows by name."""
 
 
 def load(path: str) -> Any:

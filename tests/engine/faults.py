@@ -3,6 +3,9 @@
 from functools import wraps
 from typing import Any
 
+from tests.engine.walk_faults import accept_every_draft
+from tests.engine.walk_faults import accept_the_best_node_of_every_tree as accept_the_best_node_of_every_tree
+
 
 def shift_target_positions() -> None:
     """The target turns its queries and keys by one position too many wherever it verifies drafted tokens."""
@@ -17,24 +20,6 @@ def shift_target_positions() -> None:
             input_batch.positions[rows] += 1
 
     DefaultModelState.preprocess_state = preprocess_state  # type: ignore[method-assign]
-
-
-def accept_every_draft() -> None:
-    """Verification believes the drafter."""
-    import torch
-
-    import vllm_specext.engine.verification.sampler as verification
-
-    stock = verification.accept_chain
-
-    def accept_chain(drawn: Any, drafted: Any, cu_num_logits: Any, width: int) -> Any:
-        rows = torch.arange(len(drawn))
-        rows = rows[~torch.isin(rows + 1, cu_num_logits)]  # those that a drafted row of the same request follows
-        rows = rows[drafted[rows + 1] >= 0]
-        drawn = drawn.index_copy(0, rows, drafted[rows + 1].to(drawn.dtype))
-        return stock(drawn, drafted, cu_num_logits, width)
-
-    verification.accept_chain = accept_chain  # type: ignore[assignment]
 
 
 def take_every_batch_for_greedy() -> None:

@@ -59,33 +59,6 @@ def measure_memory_first() -> None:
     CPUWorker._should_warm_up_model = lambda self: True  # type: ignore[method-assign]
 
 
-VLLMS_DRAFTERS = {"eagle3-tree": "vllm.model_executor.models.llama_eagle3:Eagle3LlamaForCausalLM"}
-"""What drafts for methods without a class of their own."""
-
-
-def record_drafter(method: str, path: str) -> None:
-    """Write inputs and outputs of the drafter's passes from the first request on; the passes before it are warm-up."""
-    import torch
-
-    from vllm_specext.registry import METHODS, load
-
-    drafter = load(METHODS[method].serving_model or VLLMS_DRAFTERS[method])
-    stock = drafter.forward
-    passes: list[dict[str, Any]] = []
-
-    def forward(self: Any, input_ids: Any, positions: Any, hidden_states: Any = None, inputs_embeds: Any = None) -> Any:
-        inputs = {"ids": input_ids.clone(), "positions": positions.clone()}
-        if hidden_states is not None:
-            inputs["features"] = hidden_states.clone()
-        made = stock(self, input_ids, positions, hidden_states)
-        predict, regress = made if isinstance(made, tuple) else (made, made)
-        passes.append(inputs | {"predict": predict.clone(), "regress": regress.clone()})
-        torch.save(passes, path)
-        return made
-
-    drafter.forward = forward
-
-
 def run_every_pass() -> None:
     """Replay no pass as a CPU does: without the bodies in C++ it records none."""
     from vllm_specext.kernels.native import library
@@ -237,6 +210,8 @@ def main(spec_path: str, out_path: str) -> None:
     register()  # also where no entry point announces the package
     llm = LLM(disable_log_stats=False, **spec["llm"])
     if spec.get("record"):
+        from tests.engine.recorded_passes import record_drafter
+
         record_drafter(spec["llm"]["speculative_config"]["method"], spec["record"])
     outputs = []
     draws_by_round = []

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -17,8 +16,9 @@ from tests.engine.conftest import Result, eagle3
 from tests.engine.test_serving_model import Pass
 from tests.engine.test_tree_drafting import TOP_K, Replay, accepted, drafts, record
 from tests.engine.workload import EAGLE3, TARGET
-from vllm_specext.demo.eagle3 import FILE, Eagle3Drafter, Layer, read_layers
 from vllm_specext.methods.layers import KV
+from vllm_specext.training.eagle3.checkpoint import read_shape, read_tensors
+from vllm_specext.training.eagle3.model import Eagle3Drafter
 
 
 class Plain:
@@ -26,22 +26,21 @@ class Plain:
 
     def __init__(self) -> None:
         self.target = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
-        self.drafter = Eagle3Drafter(self.target).float().eval()
-        self.drafter.load_state_dict({name: tensor.float() for name, tensor in load_file(EAGLE3 / FILE).items()})
+        self.drafter = Eagle3Drafter(read_shape(EAGLE3, self.target.config.num_hidden_layers)).eval()
+        self.drafter.load_state_dict(read_tensors(EAGLE3))
 
     @torch.no_grad()
     def features(self, sequence: list[int]) -> Tensor:
         """What the drafter reads of every position of a text, ``[tokens, d]``."""
         states = self.target(torch.tensor([sequence]), output_hidden_states=True).hidden_states
-        read = [states[layer] for layer in read_layers(self.target.config.num_hidden_layers)]
+        read = [states[layer] for layer in self.drafter.shape.layers]
         features: Tensor = self.drafter.fc(torch.cat(read, dim=-1))[0]
         return features
 
     def __call__(
         self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: KV | None
     ) -> tuple[Tensor, Tensor, KV]:
-        (layer,) = self.drafter.layers
-        assert isinstance(layer, Layer)
+        layer = self.drafter.layer
         embeddings = self.target.model.embed_tokens(ids)
         attended, past = layer.self_attn(layer.fuse(features, embeddings), positions, mask, past)
         output = layer.finish(features + attended)

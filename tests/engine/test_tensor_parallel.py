@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, small, tree
+from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, of_method, small, tree
 from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
 from tests.engine.test_swift import swift
-from tests.engine.workload import FOREIGN_BPE, FOREIGN_BYTES
+from tests.engine.workload import DFLASH, FOREIGN_BPE, FOREIGN_BYTES, TARGET
 from vllm_specext.engine.verification.rank_check import VARIABLE
 
 Engines = Callable[..., Result]
@@ -58,6 +58,20 @@ def test_two_ranks_give_the_tokens_of_plain_decoding(two_ranks: Engines, llm: di
     result = two_ranks(llm)
     assert differing(result, two_ranks({})) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
+
+
+def test_two_ranks_draft_with_a_language_model(two_ranks: Engines) -> None:
+    """The target itself, which drafts what is accepted."""
+    result = two_ranks(of_method("draft-model-tree", TARGET, 24, 4))
+    assert differing(result, two_ranks({})) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
+def test_two_ranks_draft_the_same_blocks(two_ranks: Engines) -> None:
+    """The drafter is made, so that hardly anything is accepted; the ranks compare what they draft."""
+    result = two_ranks(of_method("dflash-tree", DFLASH, 24, 4))
+    assert differing(result, two_ranks({})) == []
+    assert result["sizes"]["24"] > 50
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")

@@ -46,7 +46,7 @@ def test_a_plain_configuration_is_served() -> None:
         ({"enable_adaptive_verification": True}, "enable_adaptive_verification is True"),
         ({"is_hybrid": True}, "hybrid of attention and Mamba layers"),
         ({"watermark_config": "keyed"}, "watermark_config is 'keyed'"),
-        ({"method": "dflash"}, "speculative method is 'dflash'"),
+        ({"method": "ngram"}, "speculative method is 'ngram'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

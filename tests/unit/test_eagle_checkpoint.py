@@ -211,7 +211,7 @@ def test_what_vllms_loader_would_pass_over_is_refused(case: str, checkpoint: Pat
 
 
 UNFIT_EAGLE_1: dict[str, tuple[Edit, list[str]]] = {
-    "a bias of fc": (add(fc__bias=HALVES), ["fc.bias", "vLLM's class does not have"]),
+    "a bias of fc": (add(fc__bias=HALVES), ["fc.bias", "vLLM's class does not have", "method 'griffin'"]),
     "a head": (add(lm_head__weight=HALVES), ["unexpected tensor lm_head.weight"]),
     "an input norm": (add(layers__0__input_layernorm__weight=HALVES), ["unexpected", "input_layernorm"]),
     "biases that the file lacks": (edit_config(bias=True), ["lacks tensors layers.0.self_attn.q_proj.bias"]),

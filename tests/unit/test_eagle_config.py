@@ -30,7 +30,7 @@ from tests.unit.eagle_folders import (
 )
 from vllm_specext.engine.registrations import register_drafter_formats
 from vllm_specext.methods.eagle import prepare as module
-from vllm_specext.methods.eagle.checkpoint import FILES
+from vllm_specext.methods.stock.checkpoint import FILES
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 OF_SPECULATORS = ("speculators_config", "transformer_layer_config")

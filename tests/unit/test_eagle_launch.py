@@ -12,7 +12,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import MODELS, TARGET
-from vllm_specext.methods.eagle.prepare import check
+from vllm_specext.methods.stock.prepare import check
 from vllm_specext.options import Eagle3TreeOptions
 from vllm_specext.plugin import register
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
 from torch import Tensor
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 
 from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
 from vllm_specext.engine.standalone.captured_passes import CapturedPasses, PassKind, buffers, fill
@@ -77,3 +78,19 @@ def test_requests_that_a_graph_has_too_many_of_write_nothing() -> None:
         assert torch.equal(getattr(own, name)[:3], tensor), name
     assert not own.written[3].any()
     assert own.prefix_lens[3] == 0
+
+
+def test_slots_that_the_block_table_has_not_are_not_written() -> None:
+    """vLLM may shorten the context to what fits into memory, once the drafter knows a longer one."""
+    made = NodePasses(Drafter(), 2 * MAX_LEN)
+    made.groups = [CacheGroup(["layer"], PAGE, torch.arange(BLOCKS, dtype=torch.int32).view(1, BLOCKS))]
+    slots = torch.tensor([[MAX_LEN - 1, MAX_LEN, 2 * MAX_LEN - 1]])
+    given = Nodes(
+        ids=slots,
+        positions=slots,
+        slots=slots,
+        written=torch.ones_like(slots, dtype=torch.bool),
+        prefix_lens=torch.zeros(1, dtype=torch.int32),
+        visible=torch.ones(1, 3, 1, dtype=torch.int32),
+    )
+    assert made(given, 3, 2 * MAX_LEN)[:, 2].tolist() == [MAX_LEN - 1, PAD_SLOT_ID, PAD_SLOT_ID]

@@ -88,7 +88,24 @@ IN_THE_TARGET: list[tuple[dict[str, Any], str]] = [
     ({"is_moe": True, "data_parallel_size": 2}, "mixture-of-experts"),
 ]
 FOREIGN: list[tuple[dict[str, Any], str]] = [({"skip_tokenizer_init": True}, "--skip-tokenizer-init")]
+NEW: list[tuple[dict[str, Any], str]] = [
+    *IN_THE_TARGET[:-1],
+    ({"is_moe": True, "data_parallel_size": 2}, "--data-parallel-size"),
+    ({"skip_tokenizer_init": True}, "--skip-tokenizer-init"),
+    ({"enable_lora": True, "lora_target_modules": ["q_proj"]}, "--enable-lora"),
+    ({"ec_transfer_config": object()}, "--ec-transfer-config"),
+    ({"is_multimodal_model": True}, "multimodal"),
+    ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
+    ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
+    ({"sliding_window": 4096}, "sliding-window"),
+]
+"""What a method is refused that has been run on two ranks, and with nothing else yet."""
+ONE_RANK: list[tuple[dict[str, Any], str]] = [*NEW, ({"tensor_parallel_size": 2}, "--tensor-parallel-size")]
 UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "dflash-tree": NEW,
+    "dspark-tree": ONE_RANK,
+    "draft-model-tree": NEW,
+    "mtp-tree": ONE_RANK,
     "griffin": IN_THE_TARGET,
     "eagle3-tree": IN_THE_TARGET,
     "eagle-tree": IN_THE_TARGET,

@@ -141,13 +141,23 @@ def post_update(
     all_token_ids: torch.Tensor,
     all_token_ids_stride: int,
     total_len: torch.Tensor,
+    draft_tokens: torch.Tensor | None = None,
+    draft_tokens_out: torch.Tensor | None = None,
+    num_draft_tokens: int = 0,
     num_warps: int = 1,
 ) -> None:
-    """Append `sampled_tokens` `[R, N + 1]` int64 to the request states; rows whose slot is negative are skipped."""
+    """Append `sampled_tokens` `[R, N + 1]` int64 to the request states; rows whose slot is negative are skipped.
+
+    vLLM 0.33 gives the drafts that another rank drafted too, `draft_tokens` `[R, N]`, which go to the request's row of
+    `draft_tokens_out` `[M, N]`.
+    """
     slots = idx_mapping.numpy()
     num_reqs = len(slots)
     kept = np.flatnonzero(slots >= 0)
     slots = slots[kept]
+    if draft_tokens is not None:
+        assert draft_tokens_out is not None
+        draft_tokens_out.numpy()[slots] = draft_tokens.numpy()[kept]
     sampled = num_sampled.numpy()[kept]
     tokens = sampled_tokens.numpy()
     lengths = total_len.numpy()

@@ -34,6 +34,7 @@ def _complete_placeholder() -> None:
 def kernel_bodies() -> dict[str, Callable[..., Any]]:
     """Return the bodies by qualified kernel name, as ``register_kernels`` takes them."""
     from vllm_specext.cpu_runner import (
+        block_drafting,
         buffers,
         drafting,
         inputs,
@@ -76,6 +77,7 @@ def kernel_bodies() -> dict[str, Callable[..., Any]]:
         f"{ar_speculator}._prepare_decode_inputs_kernel": drafting.prepare_decode_inputs,
         f"{ar_speculator}._prepare_prefill_inputs_kernel": drafting.prepare_prefill_inputs,
         f"{ar_speculator}._update_draft_inputs_kernel": drafting.update_draft_inputs,
+        f"{_GPU}.spec_decode.dflash.speculator._prepare_dflash_inputs_kernel": block_drafting.prepare_block_inputs,
         f"{standalone_speculator}._prepare_prefill_inputs_kernel": drafting.prepare_standalone_prefill_inputs,
         f"{_GPU}.structured_outputs._apply_grammar_bitmask_kernel": structured_outputs.apply_grammar_bitmask,
     }

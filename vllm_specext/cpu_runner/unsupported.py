@@ -32,7 +32,7 @@ KERNELS_WITHOUT_BODY: dict[str, str] = {
 }
 
 # vLLM's own speculators whose kernels have no body here.
-_METHODS_WITHOUT_BODIES = ("dflash", "dspark", "ngram", "ngram_gpu")
+_METHODS_WITHOUT_BODIES = ("ngram", "ngram_gpu")
 
 
 PLAIN_PAGES = ("vec", "vec16")

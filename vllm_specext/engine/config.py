@@ -4,6 +4,7 @@
 because it is unpickled in engine and worker processes before plug-ins are loaded there.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import vllm.envs as envs
@@ -14,13 +15,14 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
-from vllm_specext.declaration import Declaration, Keeps
+from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.engine.changes.guard import require_supported_vllm
 from vllm_specext.engine.registrations import register_drafter_formats, register_serving_models
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options import ForeignOptions, MethodOptions, StockDrafterOptions, check_sizes, parse
+from vllm_specext.methods.prepared import Prepared
+from vllm_specext.options import CaptureOptions, ForeignOptions, MethodOptions, check_sizes, parse
 from vllm_specext.refusals import Launch, refuse
-from vllm_specext.registry import METHODS, load
+from vllm_specext.registry import RUNNABLE, load
 from vllm_specext.tree.budget import MANY, TreeShape, fixed_schedule, largest_schedule
 
 
@@ -50,8 +52,8 @@ class SpecExtConfig(SpeculativeConfig):
         if isinstance(self.options, ForeignOptions):
             self._add_language_model(target)
             return self
-        if isinstance(self.options, StockDrafterOptions):
-            self._add_stock_drafter(self.options.stock_method)
+        if (stock_method := getattr(self.options, "stock_method", None)) is not None:
+            self._add_stock_drafter(stock_method)
             return self
         self.draft_model_config = ModelConfig(
             model=self.model,
@@ -98,6 +100,8 @@ class SpecExtConfig(SpeculativeConfig):
         ours, self.method = self.method, stock_method
         super().__post_init__()
         self.method = ours
+        # vLLM would count on rows of its own for blocks, and refuse them for any method that is not its own.
+        self.parallel_drafting = False
         self.draft_model_config.hf_config.update(self.draft_overrides or {})
 
     @property
@@ -119,15 +123,27 @@ class SpecExtConfig(SpeculativeConfig):
     def declared(self) -> Declaration:
         """What the method declares of itself."""
         assert self.method is not None
-        return METHODS[self.method].declares
+        return RUNNABLE[self.method].declares
 
     def use_eagle(self) -> bool:
         """Whether the drafter has layers in vLLM's cache, which is what vLLM means by this: it then groups caches
         accordingly and never ends a piece of a prompt one token before the prompt's end."""
         return self.declared.keeps is Keeps.BESIDE_THE_TARGETS
 
+    def needs_eagle_block_drop(self) -> bool:
+        """vLLM 0.33 asks this alone where it only warns."""
+        return self.declared.last_block_stale
+
     def use_eagle_block_drop(self) -> bool:
-        return self.declared.last_block_stale and not self.disable_eagle_block_drop
+        return self.needs_eagle_block_drop() and not self.disable_eagle_block_drop
+
+    def draft_shares_target_positions(self) -> bool:
+        """Whether the drafter's context leaves the target's alone; vLLM 0.33 lowers the target's where it does not.
+
+        A drafter with its own text stops drafting for requests that outgrow it. All others have the target's positions,
+        and vLLM's own rule holds for them.
+        """
+        return isinstance(self.options, ForeignOptions) or super().draft_shares_target_positions()
 
     def compute_hash(self) -> str:
         return f"{self.method}-{super().compute_hash()}"
@@ -137,13 +153,19 @@ def is_ours(speculative_config: object) -> bool:
     return isinstance(speculative_config, SpecExtConfig)
 
 
+def reads_aux_states(config: SpecExtConfig) -> bool:
+    """Whether the target is to leave hidden states of several of its layers."""
+    captures = isinstance(config.options, CaptureOptions) and config.options.aux_layers is not None
+    return captures or config.declared.reads is Reads.AUXILIARY_STATES
+
+
 def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: ParallelConfig) -> SpecExtConfig:
     """Check ``raw``, the user's ``--speculative-config``, against the launch and build the configuration.
 
     Raises ``ConfigurationError``, one sentence, for anything the user can put right.
     """
     require_supported_vllm()
-    method = METHODS[raw["method"]]
+    method = RUNNABLE[raw["method"]]
     options = parse(method.options, raw)
     kv_cache_dtype = resolve_kv_cache_dtype_string(arguments.kv_cache_dtype, model)
     launch = Launch(
@@ -153,7 +175,11 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     _check_schedule(options.num_speculative_tokens_per_batch_size)
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
     register_drafter_formats()
-    prepared = load(method.preparation)(options, launch)
+    prepared: Prepared = load(method.preparation)(options, launch)
+    if prepared.options is not None:
+        options = prepared.options
+        refuse(method.name, method.declares, replace(launch, drafts_trees=options.tree is not None))
+        check_sizes(options, model.max_model_len, _step_tokens(arguments))
     fields, overrides = dict(prepared.fields), prepared.overrides
     if method.architecture is not None:
         overrides = {"architectures": [method.architecture], **overrides}

@@ -50,7 +50,9 @@ def configured(vllm_config: Any) -> list[Line]:
     """The facts that the configuration alone gives."""
     config = vllm_config.speculative_config
     drafter = str(config.model or ("the target itself" if config.declared.reads is Reads.LAYERS else "none"))
-    if config.tree is None:
+    if not any(config.sizes):
+        drafts, depth = "none", 0
+    elif config.tree is None:
         drafts, depth = f"chains of at most {config.num_speculative_tokens} tokens", config.num_speculative_tokens
     else:
         shape, depth = config.tree, config.tree.depth

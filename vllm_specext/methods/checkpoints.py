@@ -319,6 +319,12 @@ def _load_bin(path: Path, device: str) -> dict[str, Tensor]:
         raise _unreadable(path) from error
     if not isinstance(loaded, dict) or not all(isinstance(x, Tensor) for x in loaded.values()):
         raise ConfigurationError(f"{path} does not hold a mapping from names to tensors.")
+    for name, tensor in loaded.items():
+        # One number can stand for any number of them, which become real when somebody copies the tensor.
+        if tensor.layout is not torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise ConfigurationError(
+                f"{path}: tensor {name} has shape {list(tensor.shape)}, but the file does not hold so many numbers."
+            )
     return {str(name): tensor for name, tensor in loaded.items()}
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_specext.options import MethodOptions
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -12,3 +14,5 @@ class Prepared:
     """Keys of the drafter's ``config.json`` with the values that take the place of the file's."""
     draft_vocabulary: tuple[int, ...] | None = None
     """The target's tokens that the drafter scores, ascending; ``None`` for all."""
+    options: MethodOptions | None = None
+    """The user's keys with defaults that follow from the drafter; ``None`` where none do."""

@@ -13,13 +13,16 @@ LANGUAGE_MODEL = ("*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "
 """Files of a language model, with its tokenizer."""
 
 
-def check_place(model: str) -> Path:
-    """``model`` as a path. Refuse what is neither a folder nor could be a hub id; nothing is fetched."""
+KEY = "speculative-config key 'model'"
+"""What errors call the place of a drafter, unless it comes from elsewhere."""
+
+
+def check_place(model: str, role: str = KEY) -> Path:
+    """``model`` as a path. Refuse what is neither a folder nor could be a hub id; nothing is fetched. ``role`` names it
+    in errors."""
     path = Path(os.path.expanduser(model))
     if not os.path.isdir(path) and (is_path(model) or model.count("/") != 1):
-        raise ConfigurationError(
-            f"speculative-config key 'model' is {model!r}, which is neither a directory nor a hub id (owner/name)."
-        )
+        raise ConfigurationError(f"{role} is {model!r}, which is neither a directory nor a hub id (owner/name).")
     return path
 
 
@@ -36,9 +39,10 @@ def is_path(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~"))
 
 
-def drafter_directory(model: str, revision: str | None, files: Sequence[str] = HEAD) -> Path:
-    """The folder of the speculative-config key ``model``; ``ConfigurationError`` where it cannot be had."""
-    path = check_place(model)
+def drafter_directory(model: str, revision: str | None, files: Sequence[str] = HEAD, role: str = KEY) -> Path:
+    """The folder of ``model``, which is fetched if it is a hub id; ``ConfigurationError`` where it cannot be had.
+    ``role`` names it in errors."""
+    path = check_place(model, role)
     if os.path.isdir(path):
         return path
     from huggingface_hub import snapshot_download
@@ -47,8 +51,7 @@ def drafter_directory(model: str, revision: str | None, files: Sequence[str] = H
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(files)))
     except Exception as error:  # the hub client raises many kinds; each means that the drafter cannot be had
         raise ConfigurationError(
-            f"speculative-config key 'model' is {model!r}, which is no directory and cannot be fetched from the hub "
-            f"({type(error).__name__})."
+            f"{role} is {model!r}, which is no directory and cannot be fetched from the hub ({type(error).__name__})."
         ) from None
 
 

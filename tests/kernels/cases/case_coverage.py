@@ -3,6 +3,7 @@ import sys
 
 import pytest
 import vllm.v1.worker.gpu.model_runner
+import vllm.v1.worker.gpu.spec_decode.dflash.speculator
 import vllm.v1.worker.gpu.spec_decode.eagle.speculator
 import vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator  # noqa: F401
 from triton.runtime.interpreter import InterpretedFunction

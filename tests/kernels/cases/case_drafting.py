@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import torch
+import vllm.v1.worker.gpu.spec_decode.dflash.speculator as blocks
 import vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator as standalone
 import vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator as dependent
 from compare import assert_body_equals_kernel
@@ -153,4 +154,68 @@ def test_a_standalone_drafter_reads_one_more_row_per_request(step: Step, max_mod
         step.tokens(room),
         step.tokens(room, dtype=torch.int64),
         step.tokens(MAX_REQS, dtype=torch.int64),
+    )
+
+
+@given(steps(), st.booleans(), st.integers(40, 100))
+def test_a_block_drafter_reads_the_accepted_rows_and_a_block(step: Step, from_anchor: bool, max_model_len: int) -> None:
+    width = MAX_DRAFTS + (not from_anchor)
+    room, sampled = max(step.num_tokens, MAX_REQS * width), MAX_REQS * MAX_DRAFTS
+
+    def launch(own, query_slots, positions, slots, indices, sample_pos, rows, kept, batch, given):  # type: ignore[no-untyped-def]
+        input_batch = as_input_batch(step, batch)
+        input_batch.num_scheduled_tokens = step.query_start_loc.diff()[: step.num_reqs].numpy()
+        blocks.prepare_dflash_inputs(
+            as_input_buffers(own),
+            query_slots,
+            positions,
+            slots,
+            indices,
+            sample_pos,
+            rows,
+            kept[0],
+            kept[1],
+            input_batch,
+            given[0],
+            num_rejected(step),
+            given[1],
+            given[2],
+            given[3],
+            given[4],
+            given[5],
+            block_size=4,
+            cp_rank=0,
+            cp_size=1,
+            cp_interleave=1,
+            parallel_drafting_token_id=7,
+            num_query_per_req=width,
+            num_speculative_steps=MAX_DRAFTS,
+            max_num_reqs=MAX_REQS,
+            max_num_tokens=room,
+            max_model_len=max_model_len,
+            sample_from_anchor=from_anchor,
+        )
+
+    def long(*shape: int) -> torch.Tensor:
+        return step.tokens(*shape, dtype=torch.int64)
+
+    assert_body_equals_kernel(
+        launch,
+        [step.tokens(room), long(room), step.tokens(MAX_REQS + 1), step.tokens(MAX_REQS)],
+        long(room),
+        long(room),
+        long(room),
+        long(sampled),
+        long(sampled),
+        long(sampled),
+        [step.uniform(MAX_REQS), step.seeds()],
+        input_buffers(step),
+        [
+            step.num_sampled * (step.seq_lens >= step.prefill_len[step.idx_mapping]),
+            long(MAX_REQS, 1),
+            step.tokens(1, MAX_REQS),
+            step.uniform(MAX_REQS),
+            step.seeds(),
+            step.tokens(MAX_REQS, 26) % 11,
+        ],
     )

@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steps import MAX_DRAFTS, MAX_REQS, VOCAB, Step, ints, steps
 
+from vllm_specext.cpu_runner import inputs
+
 
 @given(steps(), st.integers(1, 3))
 def test_prompt_tokens_are_copied(step: Step, lookahead: int) -> None:
@@ -79,6 +81,25 @@ def test_sampled_tokens_are_appended(step: Step, count: bool, advance: bool, ski
         step.all_token_ids,
         step.total_len,
     )
+
+
+@given(steps(), st.booleans())
+def test_drafts_of_another_rank_are_kept(step: Step, skip: bool) -> None:
+    """What vLLM 0.33 has the kernel do too; 0.32's launch knows nothing of it."""
+    if skip:
+        step.idx_mapping[0] = -1
+    drafts, kept = step.tokens(step.num_reqs, MAX_DRAFTS), step.tokens(MAX_REQS, MAX_DRAFTS)
+    expected = kept.clone()
+    for request, slot in enumerate(step.idx_mapping.tolist()):
+        if slot >= 0:
+            expected[slot] = drafts[request]
+    inputs.post_update(
+        step.idx_mapping, step.num_computed_tokens, step.tokens(MAX_REQS, 1, dtype=torch.int64), None, 0,
+        step.tokens(step.num_reqs, MAX_DRAFTS + 1, dtype=torch.int64), MAX_DRAFTS + 1, step.num_sampled,
+        step.num_sampled * 0, step.query_start_loc, step.all_token_ids, step.all_token_ids.stride(0), step.total_len,
+        drafts, kept, MAX_DRAFTS,
+    )  # fmt: skip
+    assert torch.equal(kept, expected)
 
 
 @given(steps())

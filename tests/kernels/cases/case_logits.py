@@ -4,6 +4,7 @@ from compare import assert_body_equals_kernel
 from hypothesis import given
 from hypothesis import strategies as st
 from steps import MAX_LEN, MAX_REQS, VOCAB, Step, ints, steps
+from vllm.v1.worker.gpu import structured_outputs
 from vllm.v1.worker.gpu.sample.bad_words import apply_bad_words
 from vllm.v1.worker.gpu.sample.logit_bias import apply_logit_bias
 from vllm.v1.worker.gpu.sample.penalties import apply_penalties, bincount
@@ -150,6 +151,24 @@ def test_grammar_mask(step: Step, dtype: torch.dtype) -> None:
     def launch(logits: torch.Tensor) -> torch.Tensor:
         worker = StructuredOutputsWorker(64, VOCAB, torch.device("cpu"), MAX_LEN, 1)
         worker.apply_grammar_bitmask(logits, Batch, masked, words.numpy().astype(np.int32))  # type: ignore[arg-type]
+        return logits
+
+    assert_body_equals_kernel(launch, step.logits(step.num_logits, VOCAB).to(dtype))
+
+
+@given(steps(), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_grammar_mask_of_fixed_width(step: Step, dtype: torch.dtype) -> None:
+    """vLLM 0.33 gives each request with a grammar as many masks as any request may have rows."""
+    masked = torch.arange(0, step.num_reqs, 2)
+    width = int(step.cu_num_logits.diff().max()) + 1
+    places = (masked[:, None] * width + torch.arange(width)).flatten().int()
+    words = torch.randint(-(2**31), 2**31, (len(places), -(-VOCAB // 32)), generator=step.random).int()
+
+    def launch(logits: torch.Tensor) -> torch.Tensor:
+        structured_outputs._apply_grammar_bitmask_kernel[len(places), 1](
+            logits, logits.stride(0), places, step.cu_num_logits, words, words.stride(0), VOCAB,
+            MASK_STRIDE=width, BLOCK_SIZE=128,
+        )  # fmt: skip
         return logits
 
     assert_body_equals_kernel(launch, step.logits(step.num_logits, VOCAB).to(dtype))

@@ -111,22 +111,31 @@ def grow(
     return TreeDraft(tokens, topology, growing.chain, chain_lengths=min(shape.depth, shape.nodes))
 
 
-class TreeGrower:
-    """Grows the trees of a batch from a drafter's first level, in a graph where there is one."""
+class LevelByLevel:
+    """Growth of the trees of a batch from a drafter's first level."""
 
-    def __init__(
-        self,
-        start: Start,
-        passes: NodePasses[Features],
-        best: Best,
-        roots: Roots,
-        max_model_len: int,
-        root_slots: int,
-    ) -> None:
+    def __init__(self, start: Start, passes: NodePasses[Features], best: Best, roots: Roots, root_slots: int) -> None:
         """``roots``: buffers that ``start`` may read too. ``root_slots``: KV slots from the last sampled token's on
         that are not a drafted node's."""
         self._start, self._passes, self._best, self._roots = start, passes, best, roots
-        self._max_model_len, self._root_slots = max_model_len, root_slots
+        self._root_slots = root_slots
+
+    def __call__(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
+        first = self._start(requests, reads_paths, longest)
+        roots = self._roots.part(requests)
+        return grow(first, roots, shape, self._passes, self._best, longest + self._root_slots)
+
+
+Grow = Callable[[int, TreeShape, bool, int], TreeDraft]
+"""Grows trees of a shape for so many requests, whose inputs are in buffers; after the accepted paths were read from
+their buffers, or without; the longest of the requests has at most so many tokens."""
+
+
+class TreeGrower:
+    """Grows the trees of a batch, in a graph where there is one."""
+
+    def __init__(self, grow: Grow, max_model_len: int) -> None:
+        self.grow, self._max_model_len = grow, max_model_len
 
     def __call__(
         self,
@@ -149,12 +158,6 @@ class TreeGrower:
         mask(requests, size)
         grown: TreeDraft = graphs.replay(size, kind)
         return grown.part(requests)
-
-    def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
-        """The same pass by pass."""
-        first = self._start(requests, reads_paths, longest)
-        roots = self._roots.part(requests)
-        return grow(first, roots, shape, self._passes, self._best, longest + self._root_slots)
 
     def capture(
         self, graphs: Graphs, shapes: Mapping[int, Sequence[TreeShape]], mask: Callable[[int, int], None]

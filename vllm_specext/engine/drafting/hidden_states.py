@@ -28,6 +28,10 @@ class HiddenStateDrafter:
         """What ``model`` reads of the step's ``rows``, or of all where there are none: ``[rows, d]``."""
         return step.last_hidden_states if rows is None else step.last_hidden_states[rows]
 
+    def ask_for(self, model: Any, rows: Tensor | None) -> None:
+        """Say which rows' features are read of the next passes of ``model``, ``[R]`` int64, or all (``None``), for one
+        that need not compute the others. Their keys and values are wanted all the same."""
+
     def target_ids(self, model: Any, tokens: Tensor) -> Tensor:
         """The target's ids of ``tokens``, which are places in the logits of ``model``."""
         return tokens
@@ -45,6 +49,13 @@ class ChainSpeculator(StepSpeculator, EagleSpeculator):
 
     def draft(self, step: Step) -> Drafts:
         return Drafts(self.draft_chains(step, self.drafter.features(self.model, step, None), step.length))
+
+    def on_prefill_begin(self, num_reqs: int) -> None:
+        """vLLM's hook, before its first pass, of which it reads each request's last row."""
+        self.drafter.ask_for(self.model, self.last_token_indices[:num_reqs])
+
+    def on_prefill_end(self, num_reqs: int) -> None:
+        self.drafter.ask_for(self.model, None)
 
     def sample_draft(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """vLLM's hook: a token for each row ``[T, d]``."""

@@ -47,6 +47,11 @@ class CacheGroup:
     block_table: Tensor
     """Pages of the current batch's requests, ``[R or more, blocks]`` int32, always in the same memory."""
 
+    @property
+    def num_slots(self) -> int:
+        """KV slots that the block table has for a request."""
+        return self.block_table.shape[1] * self.page_size
+
     def of(self, first: int, requests: int) -> Tensor:
         """Block table of so many ``requests`` of the batch from the ``first`` on, ``[requests, blocks]``."""
         return self.block_table[first : first + requests]
@@ -87,7 +92,6 @@ class NodePasses(Generic[Result]):
         """
         requests, q = nodes.ids.shape
         starts = torch.arange(0, requests * q + 1, q, dtype=torch.int32, device=nodes.ids.device)
-        written = nodes.written & (nodes.slots < self._max_len)
         rows: dict[str, TreeRows] = {}
         slot_mappings: dict[str, Tensor] = {}
         for group in self.groups:
@@ -102,6 +106,8 @@ class NodePasses(Generic[Result]):
                 max_seq_len=min(longest, self._max_len),
             )
             rows |= self._see(group, of_group)
+            # vLLM may shorten the context to what fits into memory, after the drafter was made and before the tables.
+            written = nodes.written & (nodes.slots < min(self._max_len, group.num_slots))
             kv_slots = torch.where(written, group.kv_slots(nodes.slots, first), PAD_SLOT_ID).flatten()
             slot_mappings |= dict.fromkeys(group.layers, kv_slots)
         within = replace(nodes, positions=nodes.positions.clamp(max=self._max_len - 1))

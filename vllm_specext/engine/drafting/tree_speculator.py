@@ -20,7 +20,7 @@ from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
-from vllm_specext.engine.drafting.growth import Features, FirstLevel, Roots, TreeGrower
+from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel, Roots, TreeGrower
 from vllm_specext.engine.drafting.hidden_states import ChainSpeculator, HiddenStateDrafter
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.paths import PathInputs
@@ -58,10 +58,11 @@ class TreeSpeculator(ChainSpeculator):
         self.first_tokens = torch.zeros(first, dtype=torch.int64, device=device)
         self.first_log_probs = torch.zeros(first, dtype=torch.float32, device=device)
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len)
-        self.grower = TreeGrower(self._start, self.passes, self._best, self.roots, self.max_model_len, self.root_slots)
+        grow = LevelByLevel(self._start, self.passes, self._best, self.roots, self.root_slots)
+        self.grower = TreeGrower(grow, self.max_model_len)
         self.draft_graphs: Graphs | None = None
         self.only_reads = False
-        """Whether nothing is drafted of what the pass under way reads."""
+        """Within vLLM's drafting, which calls ``sample_draft`` without a word on this: whether nothing is drafted."""
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter = super().load_draft_model(target_model, target_attn_layer_names)
@@ -92,7 +93,6 @@ class TreeSpeculator(ChainSpeculator):
     )
     def capture(self) -> None:
         """Graphs of vLLM's first pass, of decoding for the sizes that are chains, and of growing trees."""
-        self.only_reads = False
         schedule = self.speculative_config.num_speculative_tokens_per_batch_size
         levels = self.sizes.largest.depth
         chains = [[first, last, nodes if nodes <= levels else 0] for first, last, nodes in schedule]
@@ -138,12 +138,15 @@ class TreeSpeculator(ChainSpeculator):
     def _read_rows(self, step: Step, length: int) -> Tensor:
         """vLLM's drafting of ``length`` tokens, on the rows of the step as chains have them. With none, the drafter's
         cache is kept, and a pass that is no graph leaves out the LM head."""
-        self.only_reads = length == 0
         features = self.drafter.features(self.model, step, None)
         if step.accepted is not None:
             features = step.accepted.as_chain(features)
             step = replace(step, batch=replace(step.batch, input_ids=step.accepted.as_chain(step.batch.input_ids)))
-        return self.draft_chains(step, features, length)
+        self.only_reads = length == 0
+        try:
+            return self.draft_chains(step, features, length)
+        finally:
+            self.only_reads = False
 
     def _lay_out(self, paths: AcceptedPaths, step: Step) -> None:
         """Put the accepted paths where ``_read_paths`` expects them. A row's token is the one after its feature's."""
@@ -180,9 +183,11 @@ class TreeSpeculator(ChainSpeculator):
             visible=self.causal.expand(requests, -1, -1),
             features=self.hidden_states[: requests * width].view(requests, width, -1),
         )
-        predict, regress = self.passes(nodes, width, longest)
-        assert regress is not None
         rows = torch.arange(requests, device=self.device) * width + paths.ends
+        self.drafter.ask_for(self.model, rows)
+        predict, regress = self.passes(nodes, width, longest)
+        self.drafter.ask_for(self.model, None)
+        assert regress is not None
         tokens, log_probs = self._best(predict[rows], self.sizes.largest.top_k)
         return FirstLevel(tokens, log_probs, regress[rows])
 
@@ -209,5 +214,5 @@ class TreeSpeculator(ChainSpeculator):
         self._read_rows(step, 1 if shape.top_k > 1 else shape.nodes)
         for requests, grown in self.sizes.of_schedule(self.speculative_config.schedule, self.max_num_reqs):
             self._mask(0, requests)
-            self.grower.grow(requests, grown, reads_paths=False, longest=self.max_model_len)
+            self.grower.grow(requests, grown, False, self.max_model_len)
         return Drafts(self.draft_tokens[: step.requests])

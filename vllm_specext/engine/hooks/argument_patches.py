@@ -10,7 +10,7 @@ from vllm_specext.engine.changes.wrapping import when_loaded, wrap
 from vllm_specext.engine.hooks.front_end_patches import wrap_front_end
 from vllm_specext.engine.hooks.served_drafter import override_with_drafter
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.registry import METHODS
+from vllm_specext.registry import METHODS, RUNNABLE
 from vllm_specext.speculative_config import keys, with_flags
 
 
@@ -41,7 +41,7 @@ def _create_speculative_config(original: Callable) -> Callable:
         are_wanted()  # refuses here what a worker would otherwise refuse later
         raw = {} if self.speculative_config is None else keys(self.speculative_config)
         method = raw.get("method", self.spec_method)
-        if method in METHODS or self.spec_method in METHODS:
+        if method in RUNNABLE or self.spec_method in RUNNABLE:
             from vllm_specext.engine.config import create
 
             config = create(self, with_flags(raw, self), target_model_config, target_parallel_config)

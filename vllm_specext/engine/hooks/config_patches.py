@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap, wrap_property
-from vllm_specext.registry import METHODS
+from vllm_specext.registry import RUNNABLE
 
 
 def wrap_config() -> None:
@@ -29,8 +29,8 @@ def wrap_config() -> None:
     until="vLLM lets plug-ins register speculative methods",
 )
 def _open_asynchronous_scheduling(config_module: Any) -> None:
-    if not set(METHODS) <= set(get_args(config_module.EagleModelTypes)):
-        config_module.EagleModelTypes = Literal[(config_module.EagleModelTypes, *METHODS)]
+    if not set(RUNNABLE) <= set(get_args(config_module.EagleModelTypes)):
+        config_module.EagleModelTypes = Literal[(config_module.EagleModelTypes, *RUNNABLE)]
 
 
 @replaces(

@@ -8,7 +8,7 @@ from vllm_specext.engine.changes.guard import require_known_signatures
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
 from vllm_specext.engine.hooks.runner_patches import wrap_runner
-from vllm_specext.registry import METHODS, load
+from vllm_specext.registry import RUNNABLE, load
 
 
 def wrap_choice_of_speculator() -> None:
@@ -49,7 +49,7 @@ def _init_speculator(original: Callable) -> Callable:
             from vllm_specext import cpu_runner as cpu
 
             cpu.install()
-        speculator = load(METHODS[vllm_config.speculative_config.method].speculator)(vllm_config, device)
+        speculator = load(RUNNABLE[vllm_config.speculative_config.method].speculator)(vllm_config, device)
         speculator.req_states = req_states
         return speculator
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from vllm_specext.declaration import Reads
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
 from vllm_specext.engine.graph_sizes import capture_all_sizes
@@ -40,10 +39,10 @@ def wrap_runner() -> None:
 )
 def _load_model(original: Callable) -> Callable:
     def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
-        from vllm_specext.engine.config import is_ours
+        from vllm_specext.engine.config import is_ours, reads_aux_states
 
         config = self.speculative_config
-        if is_ours(config) and config.declared.reads is Reads.AUXILIARY_STATES:
+        if is_ours(config) and reads_aux_states(config):
             self.use_aux_hidden_state_outputs = True
         original(self, *args, **kwargs)
 

@@ -10,7 +10,7 @@ from vllm.v1.metrics.loggers import (
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.metrics import DraftTreeLogging, DraftTreeStatLogger
-from vllm_specext.registry import METHODS, load
+from vllm_specext.registry import RUNNABLE, load
 
 
 @replaces(
@@ -65,7 +65,7 @@ def attach(manager: StatLoggerManager, vllm_config: VllmConfig) -> None:
             if isinstance(each, LoggingStatLogger):
                 each.spec_decoding_logging = DraftTreeLogging(depth)
                 logged.append(each)
-    if own := METHODS[vllm_config.speculative_config.method].metrics:
+    if own := RUNNABLE[vllm_config.speculative_config.method].metrics:
         in_prometheus, in_log = load(own)
         for prometheus in published:
             prometheus.ec_connector_prom = in_prometheus(prometheus)

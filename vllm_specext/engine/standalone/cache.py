@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
 from vllm.v1.worker.gpu.attn_utils import (
     build_attn_metadata,
     build_slot_mappings_by_layer,
@@ -27,6 +26,7 @@ from vllm.v1.worker.gpu.attn_utils import (
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from vllm_specext.engine.drafting.node_passes import CacheGroup
+from vllm_specext.engine.standalone.moved import get_kv_cache_config_from_groups, get_kv_cache_groups
 from vllm_specext.engine.standalone.page_pool import PagePool
 from vllm_specext.errors import ConfigurationError
 

@@ -1,39 +1,11 @@
-"""Checkpoints of EAGLE drafters as SafeAILab, SpecForge and speculators write them.
-
-vLLM's loader leaves a parameter that the file lacks as it found the memory, and drops a bias that it has no parameter
-for; such a drafter is served, and drafts nothing that is accepted. So all names and shapes are compared with the
-parameters of vLLM's class before a weight is read. Then values are looked at: NaN and infinities, and ``d2t``, which
-indexes the target's vocabulary in every step.
-"""
+"""The parameters of vLLM's classes of EAGLE drafters, as checkpoints of SafeAILab, SpecForge and speculators name
+them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.checkpoints import (
-    DRAFT_VOCABULARY,
-    Header,
-    Shapes,
-    check_files,
-    check_floating,
-    check_names,
-    check_shapes,
-    check_sizes,
-    finite,
-    load_tensor,
-    read_object,
-    tensor_headers,
-)
-from vllm_specext.methods.draft_vocabulary import tokens_of
-
-INDEX = "model.safetensors.index.json"
-FILES = ("config.json", "model*.safetensors", INDEX, "pytorch_model*.bin")
-"""The files of a checkpoint on the hub."""
-
-_NO_WEIGHTS = ("training_args.bin", "optimizer.bin")
-_FIRST_LAYER = ("layers.0.", "midlayer.")
-"""The names of the first layer; vLLM takes the second for the first."""
+from vllm_specext.methods.checkpoints import Shapes
+from vllm_specext.methods.stock.checkpoint import meaning_of_any
 
 
 @dataclass(frozen=True)
@@ -86,6 +58,21 @@ class DrafterShape:
             shapes |= {f"layers.{layer}.hidden_norm.weight": (self.hidden_size,) for layer in range(1, self.layers)}
         return shapes
 
+    def meaning(self, name: str) -> str | None:
+        if name == "mask_hidden":
+            return "belongs to a drafter that drafts all positions at once (P-EAGLE), which is not supported"
+        if name == "input_norm.weight":
+            return "is read only where config.json has norm_before_fc = true"
+        if name.startswith("fc_norm."):
+            return "is read only where config.json has fc_norm = true, for each of the target's states that fc reads"
+        if name == "fc.bias" and not self.is_eagle3:
+            return "is a bias that vLLM's class does not have, and would leave out; method 'griffin' reads it"
+        return meaning_of_any(name)
+
+    @property
+    def kind(self) -> str:
+        return "EAGLE-3" if self.is_eagle3 else "EAGLE"
+
     @property
     def has_own_vocabulary(self) -> bool:
         return self.draft_vocab_size != self.vocab_size
@@ -117,84 +104,3 @@ class DrafterShape:
         yield from ((f"{prefix}.{name}.weight", shape) for name, shape in sizes.items())
         yield from ((f"{prefix}.{name}.bias", sizes[name][:1]) for name in with_bias)
         yield from ((f"{prefix}.{name}.weight", (size,)) for name, size in norms.items())
-
-
-def check_checkpoint(directory: Path, shape: DrafterShape) -> None:
-    """Compare all names, types and shapes, and look at the values, one tensor after another.
-
-    Raises ``ConfigurationError``, which names the file and the tensor.
-    """
-    files = weight_files(directory)
-    place = files[0] if len(files) == 1 else directory
-    found: dict[str, Header] = {}
-    holder: dict[str, Path] = {}
-    for file in files:
-        headers = tensor_headers(file)
-        if again := sorted(found.keys() & headers.keys()):
-            raise ConfigurationError(f"{directory}: tensor {again[0]} is in {holder[again[0]].name} and {file.name}.")
-        found |= headers
-        holder |= dict.fromkeys(headers, file)
-    ours, theirs = _FIRST_LAYER
-    if any(name.startswith(theirs) for name in found):
-        required, optional = (
-            {name.replace(ours, theirs): size for name, size in shapes.items()}
-            for shapes in (shape.required(), shape.optional())
-        )
-    else:
-        required, optional = shape.required(), shape.optional()
-    for name in sorted(found.keys() - required.keys() - optional.keys()):
-        _refuse_known(place, name)
-    wanted = required | {name: size for name, size in optional.items() if name in found}
-    check_names(place, "loadable EAGLE-3" if shape.is_eagle3 else "loadable EAGLE", found, wanted)
-    sizes = {name: header.shape for name, header in found.items()}
-    check_sizes(place, sizes)
-    check_shapes(place, sizes, wanted)
-    for name, dtype in DRAFT_VOCABULARY.items():
-        if name in found and found[name].dtype != dtype:
-            raise ConfigurationError(
-                f"{holder[name]}: tensor {name} has the type {found[name].dtype}; expected {dtype}."
-            )
-    check_floating(place, {name: header for name, header in found.items() if name not in DRAFT_VOCABULARY})
-    if "d2t" in found:
-        tokens_of(holder["d2t"], shape.vocab_size)
-    # Here, because vLLM's classes keep weights in other forms once they are loaded.
-    for _ in finite(place, ((name, load_tensor(file, name)) for name, file in holder.items())):
-        pass
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """Those that vLLM's loader reads: all safetensors files, or those that the index names, or else ``.bin``."""
-    check_files(directory, ("*.json", "*.safetensors", "*.bin"))
-    if mistral := sorted(directory.glob("consolidated*.safetensors")):
-        raise ConfigurationError(f"{mistral[0]} is in Mistral's own format, which is not supported for drafters.")
-    files = sorted(directory.glob("*.safetensors"))
-    index = directory / INDEX
-    if files and index.exists():
-        named = read_object(index).get("weight_map")
-        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
-            raise ConfigurationError(f"{index}: weight_map does not map the names of tensors to those of files.")
-        here = {file.name for file in files}
-        if gone := sorted(set(named.values()) - here):
-            raise ConfigurationError(f"{directory} has no {gone[0]}, which {INDEX} names.")
-        files = [file for file in files if file.name in named.values()]
-    files = files or [file for file in sorted(directory.glob("*.bin")) if file.name not in _NO_WEIGHTS]
-    if not files:
-        raise ConfigurationError(f"{directory} has neither model.safetensors nor pytorch_model.bin, nor parts of them.")
-    return files
-
-
-def _refuse_known(place: Path, name: str) -> None:
-    """Say what a tensor means that vLLM's class, as it was configured, has no parameter for."""
-    if name == "mask_hidden":
-        reason = "belongs to a drafter that drafts all positions at once (P-EAGLE), which is not supported"
-    elif name == "input_norm.weight":
-        reason = "is read only where config.json has norm_before_fc = true"
-    elif name.startswith("fc_norm."):
-        reason = "is read only where config.json has fc_norm = true, for each of the target's states that fc reads"
-    elif name == "d2t":
-        reason = "is read only where config.json has a draft_vocab_size below vocab_size"
-    elif name.endswith(".bias"):
-        reason = "is a bias that vLLM's class does not have with this config.json, and would leave out"
-    else:
-        return
-    raise ConfigurationError(f"{place}: tensor {name} {reason}.")

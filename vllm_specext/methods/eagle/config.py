@@ -1,93 +1,23 @@
-"""The configuration of an EAGLE drafter, as vLLM's own reader and vLLM's class of the drafter understand it.
+"""The configuration of an EAGLE drafter: the parameters of vLLM's class, and the target's layers that it reads."""
 
-Checkpoints of SafeAILab and SpecForge have the keys of a language model at the top of ``config.json``, those of
-speculators nest them in ``transformer_layer_config``, and older ones for vLLM in ``model``. vLLM's reader brings all to
-one form. What vLLM's class would not honour is refused by the key's name.
-"""
-
-from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from vllm.model_executor.models.registry import ModelRegistry
-from vllm.transformers_utils.config import get_config
-from vllm.transformers_utils.configs.eagle import EAGLEConfig
-from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
-
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.checkpoints import MAX_DIMENSION, positive, read_config
 from vllm_specext.methods.eagle.checkpoint import DrafterShape
-from vllm_specext.options import StockDrafterOptions
-
-CLASSES = {
-    "eagle3": {
-        "Eagle3LlamaForCausalLM": True,
-        "Eagle3Qwen3ForCausalLM": True,
-        "Eagle3DeepseekV2ForCausalLM": False,
-    },
-    "eagle": {
-        "EagleLlamaForCausalLM": True,
-        "EagleCohereForCausalLM": False,
-        "EagleMiniCPMForCausalLM": False,
-        "EagleMistralForCausalLM": False,
-        "EagleMistralLarge3ForCausalLM": False,
-        "EagleDeepseekV3ForCausalLM": False,
-    },
-}
-"""vLLM's classes by its method, and whether `drafter_shape` knows their parameters. EagleLlama4ForCausalLM is not among
-them: its attention is cut into chunks, which tree attention knows nothing of."""
-
-PARALLEL = "drafts all positions at once (P-EAGLE), which is not supported; allowed are drafters that draft one by one"
-MAX_LAYERS = 64
-"""The most layers that a drafter may have; real ones have up to four."""
-
-FULL, WINDOWED = "full_attention", "sliding_attention"
-MAX_REASON = 300
-"""Letters of a reader's error that are shown."""
+from vllm_specext.methods.stock.config import (
+    FULL,
+    WINDOWED,
+    Drafter,
+    check_arithmetic,
+    draft_vocabulary_size,
+    flag,
+    integer,
+    layers_of,
+)
 
 _AUX = "eagle_aux_hidden_state_layer_ids"
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-
-
-@dataclass(frozen=True)
-class Drafter:
-    place: str
-    """The file's name for messages."""
-    config: Any
-    """The configuration that vLLM's class will see, before our overrides."""
-    class_name: str
-    """The name of vLLM's class."""
-    is_known: bool
-    """Whether `drafter_shape` knows its parameters."""
-
-
-def read_drafter(directory: Path, options: StockDrafterOptions, trust_remote_code: bool) -> Drafter:
-    """Raises ``ConfigurationError``."""
-    place = str(directory / "config.json")
-    _check_file(place, read_config(directory), options, trust_remote_code)
-    method = options.stock_method
-    try:
-        # vLLM makes the same two steps; nothing that the file calls remote code is run.
-        config = get_config(str(directory), trust_remote_code=False)
-        if not isinstance(config, EAGLEConfig | SpeculatorsConfig):
-            config = EAGLEConfig(config, method=method, model_type="eagle")
-        (architecture,) = config.architectures
-    except Exception as error:  # readers of many kinds, which raise whatever a wrong value leads to
-        reason = " ".join(str(error).split())[:MAX_REASON].rstrip(". ")
-        raise ConfigurationError(
-            f"{place} is not a configuration that vLLM reads for method {method!r}: {type(error).__name__} {reason}."
-        ) from error
-    class_name = _class_name(architecture)
-    if class_name not in CLASSES[method]:
-        allowed = [name for name in ModelRegistry.models if _class_name(name) in CLASSES[method]]
-        raise ConfigurationError(
-            f"{place}: architectures makes {architecture!r} of it, which method {options.method!r} does not support; "
-            f"supported are {', '.join(name for name in sorted(allowed) if 'peagle' not in name.lower())}."
-        )
-    if getattr(config, "quantization_config", None) is not None:
-        raise ConfigurationError(f"{place}: quantization_config is set; drafters have to be unquantised.")
-    return Drafter(place, config, str(class_name), CLASSES[method][str(class_name)])
 
 
 def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int) -> DrafterShape:
@@ -97,19 +27,11 @@ def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int) -> Dra
     sizes = {key: integer(place, config, key) for key in ("vocab_size", "hidden_size", "intermediate_size")}
     heads = integer(place, config, "num_attention_heads")
     kv_heads = integer(place, config, "num_key_value_heads", None if is_qwen else heads)
-    layers = integer(place, config, "num_hidden_layers")
-    if layers > MAX_LAYERS:
-        raise ConfigurationError(f"{place}: num_hidden_layers is {layers}; at most {MAX_LAYERS} are allowed.")
+    layers = layers_of(drafter)
     hidden_size, vocab_size = sizes["hidden_size"], sizes["vocab_size"]
-    positive(Path(place).parent, {"rms_norm_eps": getattr(config, "rms_norm_eps", None)}, "rms_norm_eps", float)
-    if (activation := getattr(config, "hidden_act", None)) != "silu":
-        raise ConfigurationError(f"{place}: hidden_act is {activation!r}; vLLM's class has 'silu' alone.")
+    check_arithmetic(drafter)
     _check_windows(place, config, layers, is_eagle3)
-    draft_vocab_size = integer(place, config, "draft_vocab_size", vocab_size) if is_eagle3 else vocab_size
-    if draft_vocab_size > vocab_size:
-        raise ConfigurationError(
-            f"{place}: draft_vocab_size is {draft_vocab_size}; at most vocab_size = {vocab_size} is allowed."
-        )
+    draft_vocab_size = draft_vocabulary_size(drafter, vocab_size) if is_eagle3 else vocab_size
     attention_bias = flag(place, config, "attention_bias")
     any_bias = attention_bias or flag(place, config, "bias")
     norms = {key: flag(place, config, key) for key in _NORMS}
@@ -165,53 +87,6 @@ def target_layers(drafter: Drafter, num_layers: int) -> list[int]:
     return taken
 
 
-def flag(place: str, config: Any, key: str, default: bool = False) -> bool:
-    value = getattr(config, key, None)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{place}: {key} is {value!r}; expected true or false.")
-    return value
-
-
-def _check_file(place: str, raw: dict[str, Any], options: StockDrafterOptions, trust_remote_code: bool) -> None:
-    """Refuse what vLLM's reader would not refuse, or not in a sentence."""
-    method = options.stock_method
-    architectures = raw.get("architectures")
-    if architectures is not None and (
-        not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures)
-    ):
-        raise ConfigurationError(f"{place}: architectures is {architectures!r}; expected a list of names.")
-    for name in architectures or []:
-        if name.lower().startswith("peagle"):
-            raise ConfigurationError(f"{place}: architectures is {architectures!r}: the drafter {PARALLEL}.")
-    for key in ("pard_token", "ptd_token_id"):
-        if raw.get(key) is not None:
-            raise ConfigurationError(f"{place}: {key} is {raw[key]!r}: the drafter {PARALLEL}.")
-    kind = raw.get("speculators_model_type")
-    if kind == "peagle":
-        raise ConfigurationError(f"{place}: speculators_model_type is 'peagle': the drafter {PARALLEL}.")
-    is_nested = raw.get("model_type") is None and ("speculators_model_type" in raw or "speculators_config" in raw)
-    allowed = ["eagle3", "eagle3-tree"] if is_nested else [method, options.method]
-    if (kind is not None or is_nested) and kind not in allowed:
-        raise ConfigurationError(
-            f"{place}: speculators_model_type is {kind!r}; method {options.method!r} loads "
-            f"{' and '.join(map(repr, allowed))}."
-        )
-    for key in ("speculators_config", "transformer_layer_config") if is_nested else ():
-        if not isinstance(raw.get(key), dict):
-            raise ConfigurationError(f"{place}: {key} is {raw.get(key)!r}; expected a JSON object.")
-    if trust_remote_code and raw.get("auto_map") and not is_nested:
-        raise ConfigurationError(
-            f"{place}: auto_map names code, which --trust-remote-code would run; code of drafters is never run, so "
-            "leave one of the two out."
-        )
-
-
-def _class_name(architecture: str) -> str | None:
-    return getattr(ModelRegistry.models.get(architecture), "class_name", None)
-
-
 def _eagle_config(place: str, config: Any) -> dict[str, Any]:
     """The nested keys of SpecForge and ModelOpt, as far as vLLM's class honours them."""
     nested = getattr(config, "eagle_config", None) or {}
@@ -245,11 +120,3 @@ def _check_windows(place: str, config: Any, layers: int, is_eagle3: bool) -> Non
         )
     if WINDOWED in kinds[:layers]:
         integer(place, config, "sliding_window")
-
-
-def integer(place: str, config: Any, key: str, default: int | None = None) -> int:
-    value = getattr(config, key, None)
-    found: int = positive(Path(place).parent, {key: default if value is None else value}, key, int)
-    if found > MAX_DIMENSION:
-        raise ConfigurationError(f"{place}: {key} is {found}; at most {MAX_DIMENSION} is allowed.")
-    return found

@@ -83,15 +83,18 @@ class MoADrafter(nn.Module):
         if shape.layer_self_attention is not None:
             self.layer_self_attention = DecoderLayer(shape.layer_self_attention, eps, plain)
         self.Ekv2E = nn.Linear(shape.kv_width, shape.hidden_size)
-        self.checkpoint_lsa = False
-        """Recompute LSA in the backward pass: its activations are those of ``T · L`` rows."""
+        self.lsa_chunk: int | None = None
+        """Where gradients are wanted, LSA sees so many tokens at a time and is made again in the backward pass: its
+        activations are those of ``L`` rows for every token."""
 
     def memory(self, kv: Tensor) -> Tensor:
         """``[B, S, L, W]`` -> ``[B, S, E]``. Without LSA: the mean of the keys and values themselves."""
         if self.shape.layer_self_attention is None:
             pooled = kv.mean(dim=2)
-        elif self.checkpoint_lsa and torch.is_grad_enabled():
-            pooled = checkpoint(self._pool_layers, kv, use_reentrant=False)
+        elif self.lsa_chunk is not None and torch.is_grad_enabled():
+            parts = kv.flatten(0, 1).split(self.lsa_chunk)
+            made = [checkpoint(self._pool_layers, part[None], use_reentrant=False)[0] for part in parts]
+            pooled = torch.cat(made).unflatten(0, kv.shape[:2])
         else:
             pooled = self._pool_layers(kv)
         return self.Ekv2E(pooled)

@@ -10,7 +10,7 @@ from vllm_specext.methods.draft_vocabulary import KEYS as VOCABULARY_KEYS
 from vllm_specext.methods.moa.checkpoint import MoAShape, TargetSizes, check_against_target, read_shape
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
-from vllm_specext.options import MoAOptions
+from vllm_specext.options import CHOICE_KEYS, MoAOptions
 from vllm_specext.refusals import LLAMA_LIKE, Launch
 
 
@@ -50,7 +50,7 @@ def prepare(options: MoAOptions, launch: Launch) -> Prepared:
             "target's last layers would run over drafted tokens without their adapters; target_layer_inference 0 can."
         )
     tree = {"tree_depth", "tree_top_k", "target_layer_inference"}
-    ours = {"method", "model", "revision", "adaptive_drafts", *tree, *VOCABULARY_KEYS}
+    ours = {"method", "model", "revision", *CHOICE_KEYS, *tree, *VOCABULARY_KEYS}
     fields = options.model_dump(exclude=ours, exclude_none=True)
     vocabulary = draft_vocabulary(options, launch, directory)
     return Prepared({**fields, "model": str(directory)}, _overrides(shape, inference), vocabulary)

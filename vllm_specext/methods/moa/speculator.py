@@ -17,23 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig, get_layers_from_vllm_config
-from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
 from vllm_specext.engine.drafting.draft_head import draft_head
-from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
-from vllm_specext.engine.drafting.growth import Features, FirstLevel, Roots, TreeGrower
+from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel
 from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
-from vllm_specext.engine.drafting.paths import PathInputs
+from vllm_specext.engine.drafting.rooted_speculator import RootedSpeculator
 from vllm_specext.engine.drafting.run_model import run_model
-from vllm_specext.engine.drafting.speculator import StepSpeculator
-from vllm_specext.engine.drafting.step import Drafts, Step
+from vllm_specext.engine.drafting.step import Step
 from vllm_specext.engine.drafting.target import language_model_of
-from vllm_specext.engine.drafting.tree_draft import hand_over, hand_over_chains
-from vllm_specext.engine.drafting.tree_sizes import TreeSizes
+from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import TreeRows
@@ -45,21 +41,13 @@ CHUNK = 1024
 """Most tokens whose keys and values of all layers are collected at once: 128 KiB each for Llama 3 8B."""
 
 
-class MoASpeculator(StepSpeculator):
+class MoASpeculator(RootedSpeculator):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        drafted, requests = self.num_speculative_steps, self.max_num_reqs
-        shape = vllm_config.speculative_config.tree or TreeShape(nodes=drafted, depth=drafted, top_k=1)
-        self.sizes = TreeSizes.of(vllm_config, shape, grows_chains=True)
-        self.root_slots: int = vllm_config.speculative_config.options.root_slots
-        self.roots = Roots.buffers(requests, device)
-        self.root_ids = torch.zeros(requests, dtype=torch.int64, device=device)
-        self.paths = PathInputs.buffers(requests, shape.depth + 1, device)
         self.itself = torch.ones(1, 1, 1, dtype=torch.int32, device=device)
         """A row that sees itself alone, as bits."""
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len, self._see)
-        self.grower = TreeGrower(self._start, self.passes, self._best, self.roots, self.max_model_len, self.root_slots)
-        self.draft_graphs: Graphs | None = None
+        self.by_level = LevelByLevel(self._start, self.passes, self._best, self.roots, self.root_slots)
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter: Any = load_eagle_model(target_model, self.vllm_config)
@@ -94,41 +82,12 @@ class MoASpeculator(StepSpeculator):
         layers = get_layers_from_vllm_config(self.vllm_config, Attention)
         self.target_cache = TargetCache([layers[name] for name in self.target_names], self.dtype)
 
-    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        self.draft_graphs = draft_graphs(
-            self.vllm_config, self.device, cudagraph_mode, self.sizes.captured(self.vllm_config)
-        )
-
-    def capture(self) -> None:
-        assert self.draft_graphs is not None
-        self.grower.capture(self.draft_graphs, self.sizes.captured(self.vllm_config), self._mask)
-
-    def draft(self, step: Step) -> Drafts:
-        if step.skips_attention or not step.attn_metadata:
-            return self._rehearse(step)
-        requests, shape = step.requests, self.sizes.shape_for(step.length, step.requests)
-        self.roots.take(step.lengths() + self.root_slots, written=not step.dummy)
-        self.root_ids[:requests] = step.newest_tokens()
-        reads_paths = self._lay_out_paths(step)
-        if not reads_paths:
-            self._keep_rows(step)
-        elif shape.nodes == 0:
-            self._keep_paths(requests)
-        if shape.nodes == 0:
-            return self._hand_over_chains(step, Drafts(step.num_sampled.new_zeros(requests, 0)))
-        grown = self.grower(requests, shape, reads_paths, step.longest, self.draft_graphs, self._mask)
-        if shape.top_k == 1:
-            return self._hand_over_chains(step, Drafts(grown.tokens))
-        return Drafts((grown if step.dummy else hand_over(grown, step.batch, self.model_state)).tokens)
-
-    def _hand_over_chains(self, step: Step, chains: Drafts) -> Drafts:
-        if step.length and not step.dummy and self.steps is not None:
-            hand_over_chains(chains.tokens.shape[1], step.length, step.batch, self.steps.trees)
-        return chains
+    def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
+        return self.by_level(requests, shape, reads_paths, longest)
 
     def _start(self, requests: int, reads_paths: bool, longest: int) -> FirstLevel:
         if reads_paths:
-            self._keep_paths(requests)
+            self.keep_paths(requests)
         roots = self.roots.part(requests)
         root = roots.starts[:, None] - self.root_slots
         nodes = Nodes(
@@ -164,23 +123,7 @@ class MoASpeculator(StepSpeculator):
             )
         return by_layer
 
-    def _mask(self, first: int, end: int) -> None:
-        """Make requests ``first`` to ``end`` in the buffers padding: they write no keys and values, and nothing reads
-        what they draft."""
-        self.roots.mask(first, end, self.root_slots)
-        self.paths.mask(first, end)
-
-    def _lay_out_paths(self, step: Step) -> bool:
-        """Put the accepted paths where ``_start`` expects them; false unless every request of the step verified a tree
-        and the paths fit a pass."""
-        paths = step.accepted_by_all(self.max_num_tokens)
-        if paths is None:
-            return False
-        self.paths.take(step.batch.input_ids[paths.source], paths, step.num_sampled)
-        return True
-
-    def _keep_paths(self, requests: int) -> None:
-        """Take in the accepted paths, from the buffers."""
+    def keep_paths(self, requests: int) -> None:
         paths, written = self.paths.part(requests), self.roots.written[:requests, None]
 
         def kv_slots(group: CacheGroup) -> Tensor:
@@ -190,9 +133,7 @@ class MoASpeculator(StepSpeculator):
         positions = paths.slots.clamp(max=self.max_model_len - 1).flatten()
         self._write_kv(paths.ids.flatten(), positions, kv_slots(self.target_group), ours)
 
-    def _keep_rows(self, step: Step) -> None:
-        """Take in all rows of the step, accepted ones first. The others are written too, for nobody to read: how many
-        they are is known on the device only."""
+    def keep_rows(self, step: Step) -> None:
         batch = step.batch
         ids = batch.input_ids if step.accepted is None else step.accepted.as_chain(batch.input_ids)
         target = step.slot_mappings[self.target_names[0]]
@@ -214,14 +155,9 @@ class MoASpeculator(StepSpeculator):
     def _our_names(self) -> tuple[str, str]:
         return self.read_attention.layer_name, self.verified_attention.layer_name
 
-    def _rehearse(self, step: Step) -> Drafts:
-        """Draft without caches what the schedule asks for, for vLLM to see how much memory it takes."""
+    def rehearse_rows(self, step: Step) -> None:
         layers = get_layers_from_vllm_config(self.vllm_config, Attention)
         target = TargetCache([layers[name] for name in self.target_names], self.dtype)
         rows = min(step.batch.num_tokens, CHUNK)
         ids = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.model.keys_values(ids, ids, target.nothing(rows, self.device))
-        for requests, shape in self.sizes.of_schedule(self.speculative_config.schedule, self.max_num_reqs):
-            self._mask(0, requests)
-            self.grower.grow(requests, shape, reads_paths=False, longest=self.max_model_len)
-        return Drafts(self.draft_tokens[: step.requests])

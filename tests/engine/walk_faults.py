@@ -1,0 +1,36 @@
+"""Faults of the walk: the verification believes the drafter, whatever the target draws."""
+
+from typing import Any
+
+
+def accept_every_draft() -> None:
+    """Verification believes the drafter."""
+    import torch
+
+    import vllm_specext.engine.verification.sampler as verification
+
+    stock = verification.accept_chain
+
+    def accept_chain(drawn: Any, drafted: Any, cu_num_logits: Any, width: int) -> Any:
+        rows = torch.arange(len(drawn))
+        rows = rows[~torch.isin(rows + 1, cu_num_logits)]  # those that a drafted row of the same request follows
+        rows = rows[drafted[rows + 1] >= 0]
+        drawn = drawn.index_copy(0, rows, drafted[rows + 1].to(drawn.dtype))
+        return stock(drawn, drafted, cu_num_logits, width)
+
+    verification.accept_chain = accept_chain  # type: ignore[assignment]
+
+
+def accept_the_best_node_of_every_tree() -> None:
+    """Verification believes the drafter about the first token."""
+    import vllm_specext.engine.verification.sampler as verification
+
+    stock = verification.accept_tree
+
+    def accept_tree(drawn: Any, drafted: Any, cu_num_logits: Any, *tree: Any) -> Any:
+        roots = cu_num_logits[:-1][cu_num_logits.diff() > 1].long()  # those that a node follows
+        roots = roots[drafted[roots + 1] >= 0]
+        drawn = drawn.index_copy(0, roots, drafted[roots + 1].to(drawn.dtype))
+        return stock(drawn, drafted, cu_num_logits, *tree)
+
+    verification.accept_tree = accept_tree

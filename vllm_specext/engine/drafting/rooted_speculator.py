@@ -1,0 +1,108 @@
+"""Speculators whose drafter has read the text up to the last sampled token when it begins to draft.
+
+After every step the drafter takes in what was verified: the accepted paths alone where every request of the step
+verified a draft, which is then part of the growth and its graph, or all rows of the step. Then drafts grow from the
+last sampled tokens, the roots, each at its own KV slot before the slots of the drafted nodes. A chain is a tree of
+width 1.
+Shapes: ``R`` requests, ``W`` rows of an accepted path (levels + 1).
+"""
+
+import torch
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+
+from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
+from vllm_specext.engine.drafting.growth import Roots, TreeGrower
+from vllm_specext.engine.drafting.paths import PathInputs
+from vllm_specext.engine.drafting.speculator import StepSpeculator
+from vllm_specext.engine.drafting.step import Drafts, Step
+from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
+from vllm_specext.engine.drafting.tree_sizes import TreeSizes
+from vllm_specext.engine.verification.layout import AcceptedPaths
+from vllm_specext.tree.budget import TreeShape
+
+
+class RootedSpeculator(StepSpeculator):
+    """The common part; a method says how its drafter takes in rows and paths, and how drafts grow."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        drafted, requests = self.num_speculative_steps, self.max_num_reqs
+        shape = vllm_config.speculative_config.tree or TreeShape(nodes=drafted, depth=drafted, top_k=1)
+        self.sizes = TreeSizes.of(vllm_config, shape, grows_chains=True)
+        self.root_slots: int = vllm_config.speculative_config.options.root_slots
+        self.roots = Roots.buffers(requests, device)
+        self.root_ids = torch.zeros(requests, dtype=torch.int64, device=device)
+        """The last sampled tokens, ``[R]``."""
+        self.paths = PathInputs.buffers(requests, shape.depth + 1, device)
+        self.grower = TreeGrower(self.grow, self.max_model_len)
+        self.draft_graphs: Graphs | None = None
+
+    def keep_rows(self, step: Step) -> None:
+        """Take in all rows of the step, accepted ones first. The others are taken in too, for nobody to read: how many
+        they are is known on the device only."""
+        raise NotImplementedError
+
+    def take_paths(self, step: Step, paths: AcceptedPaths) -> None:
+        """Put the accepted paths into the buffers that ``keep_paths`` reads."""
+        self.paths.take(step.batch.input_ids[paths.source], paths, step.num_sampled)
+
+    def keep_paths(self, requests: int) -> None:
+        """Take in the accepted paths, from the buffers."""
+        raise NotImplementedError
+
+    def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
+        """As `growth.Grow`."""
+        raise NotImplementedError
+
+    def rehearse_rows(self, step: Step) -> None:
+        """Compute what ``keep_rows`` does without caches, for vLLM to see how much memory it takes."""
+        raise NotImplementedError
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        self.draft_graphs = draft_graphs(
+            self.vllm_config, self.device, cudagraph_mode, self.sizes.captured(self.vllm_config)
+        )
+
+    def capture(self) -> None:
+        assert self.draft_graphs is not None
+        self.grower.capture(self.draft_graphs, self.sizes.captured(self.vllm_config), self.mask)
+
+    def draft(self, step: Step) -> Drafts:
+        if step.skips_attention or not step.attn_metadata:
+            return self._rehearse(step)
+        requests, shape = step.requests, self.sizes.shape_for(step.length, step.requests)
+        self.roots.take(step.lengths() + self.root_slots, written=not step.dummy)
+        self.root_ids[:requests] = step.newest_tokens()
+        paths = step.accepted_by_all(self.max_num_tokens)
+        if paths is None:
+            self.keep_rows(step)
+        else:
+            self.take_paths(step, paths)
+        if shape.nodes == 0:
+            if paths is not None:
+                self.keep_paths(requests)
+            return self._hand_over_chains(step, Drafts(step.num_sampled.new_zeros(requests, 0)))
+        grown = self.grower(requests, shape, paths is not None, step.longest, self.draft_graphs, self.mask)
+        if shape.top_k == 1:
+            return self._hand_over_chains(step, Drafts(grown.tokens))
+        return Drafts((grown if step.dummy else hand_over(grown, step.batch, self.model_state)).tokens)
+
+    def mask(self, first: int, end: int) -> None:
+        """Make requests ``first`` to ``end`` in the buffers padding: they write no keys and values, and nothing reads
+        what they draft."""
+        self.roots.mask(first, end, self.root_slots)
+        self.paths.mask(first, end)
+
+    def _hand_over_chains(self, step: Step, chains: Drafts) -> Drafts:
+        if step.length and not step.dummy and self.steps is not None:
+            hand_over_chains(chains.tokens.shape[1], step.length, step.batch, self.steps.trees)
+        return chains
+
+    def _rehearse(self, step: Step) -> Drafts:
+        """Draft what the schedule asks for, for vLLM to see how much memory it takes."""
+        self.rehearse_rows(step)
+        for requests, shape in self.sizes.of_schedule(self.speculative_config.schedule, self.max_num_reqs):
+            self.mask(0, requests)
+            self.grower.grow(requests, shape, False, self.max_model_len)
+        return Drafts(self.draft_tokens[: step.requests])

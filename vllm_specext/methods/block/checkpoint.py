@@ -1,0 +1,88 @@
+"""The parameters of vLLM's classes of DFlash and DSpark drafters, as released checkpoints name them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vllm_specext.methods.checkpoints import Shapes
+from vllm_specext.methods.stock.checkpoint import meaning_of_any
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    vocab_size: int
+    draft_vocab_size: int
+    hidden_size: int
+    target_hidden_size: int
+    states: int
+    """Hidden states of the target that ``fc`` reads side by side."""
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_size: int
+    bias: bool = False
+    """Whether the projections of attention have a bias each."""
+    markov_rank: int | None = None
+    """Width of DSpark's Markov head; DFlash has none."""
+    confidence_size: int | None = None
+    """What the confidence head reads, where a DSpark drafter has one."""
+
+    @property
+    def kind(self) -> str:
+        return "DFlash" if self.markov_rank is None else "DSpark"
+
+    def required(self) -> Shapes:
+        d, h = self.hidden_size, self.target_hidden_size
+        shapes: Shapes = {"fc.weight": (d, self.states * h), "hidden_norm.weight": (d,), "norm.weight": (d,)}
+        for layer in range(self.layers):
+            shapes |= dict(self._layer(f"layers.{layer}"))
+        if d != h:
+            shapes |= self._embedding()
+        if d != h or self.has_own_vocabulary:
+            shapes |= self._head()
+        if self.has_own_vocabulary:
+            shapes["d2t"] = (self.draft_vocab_size,)
+        if self.markov_rank is not None:
+            shapes["markov_head.markov_w1.weight"] = (self.vocab_size, self.markov_rank)
+            shapes["markov_head.markov_w2.weight"] = (self.draft_vocab_size, self.markov_rank)
+        return shapes
+
+    def optional(self) -> Shapes:
+        """Without them the drafter takes the target's, or nothing reads them."""
+        shapes = self._embedding() | self._head() | {"t2d": (self.vocab_size,)}
+        if self.confidence_size is not None:
+            shapes |= {"confidence_head.proj.weight": (1, self.confidence_size), "confidence_head.proj.bias": (1,)}
+        return shapes
+
+    def meaning(self, name: str) -> str | None:
+        if name == "mask_hidden":
+            return "is a hidden state of mask tokens; DFlash drafters have the embedding of the token mask_token_id"
+        if name.startswith("markov_head."):
+            return "belongs to a DSpark drafter; method 'dspark-tree' reads them"
+        if name.startswith("confidence_head."):
+            return "is read only where config.json has enable_confidence_head = true"
+        return meaning_of_any(name)
+
+    @property
+    def has_own_vocabulary(self) -> bool:
+        return self.draft_vocab_size != self.vocab_size
+
+    def _embedding(self) -> Shapes:
+        return {"embed_tokens.weight": (self.vocab_size, self.hidden_size)}
+
+    def _head(self) -> Shapes:
+        return {"lm_head.weight": (self.draft_vocab_size, self.hidden_size)}
+
+    def _layer(self, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        d, m, q, kv = self.hidden_size, self.mlp_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = {"q_proj": (q, d), "k_proj": (kv, d), "v_proj": (kv, d), "o_proj": (d, q)}
+        for name, shape in attention.items():
+            yield f"{prefix}.self_attn.{name}.weight", shape
+            if self.bias:
+                yield f"{prefix}.self_attn.{name}.bias", shape[:1]
+        for name in ("q_norm", "k_norm"):
+            yield f"{prefix}.self_attn.{name}.weight", (self.head_dim,)
+        for name, shape in {"gate_proj": (m, d), "up_proj": (m, d), "down_proj": (d, m)}.items():
+            yield f"{prefix}.mlp.{name}.weight", shape
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{prefix}.{name}.weight", (d,)

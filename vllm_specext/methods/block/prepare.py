@@ -1,0 +1,78 @@
+"""What vLLM's block drafters need before vLLM builds their configuration: a checkpoint that fits the target, and trees
+that are no deeper than its blocks."""
+
+from pathlib import Path
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.block.checkpoint import BlockShape
+from vllm_specext.methods.block.config import Block, block_of, drafter_shape
+from vllm_specext.methods.prepared import Prepared
+from vllm_specext.methods.source import drafter_directory
+from vllm_specext.methods.stock.checkpoint import FILES, check_checkpoint
+from vllm_specext.methods.stock.config import Drafter, positions, read_drafter
+from vllm_specext.methods.stock.prepare import check_target, check_top_k, check_vocabulary, fields_of
+from vllm_specext.options import BlockOptions
+from vllm_specext.refusals import Launch
+
+MASK_EMBEDDING = "mask_embedding.pt"
+"""A file in which some drafters have the embedding of mask tokens."""
+
+
+def prepare(options: BlockOptions, launch: Launch) -> Prepared:
+    """Check the drafter against the target. Raises ``ConfigurationError``."""
+    directory = drafter_directory(options.model, options.revision, (*FILES, MASK_EMBEDDING))
+    check_target(options.method, launch)
+    drafter = read_drafter(directory, options, launch.model.trust_remote_code)
+    check_vocabulary(drafter.place, getattr(drafter.config, "vocab_size", None), launch)
+    hidden_size = launch.model.get_hidden_size()
+    block = block_of(drafter, launch.model.get_total_num_hidden_layers())
+    shape = drafter_shape(drafter, len(block.target_layers), hidden_size)
+    _check_hidden_size(drafter, shape)
+    _check_mask_embedding(directory)
+    check_checkpoint(directory, shape)
+    check_top_k(options, shape.draft_vocab_size)
+    overrides = positions(drafter, launch.model.max_model_len) | {
+        # vLLM's runner V2 asks here first, and numbers layers by their input.
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in block.target_layers],
+        "target_hidden_size": hidden_size,
+        "is_causal": block.is_causal,
+        "sample_from_anchor": block.from_anchor,
+    }
+    fields = {**fields_of(options), "model": str(directory)}
+    return Prepared(fields, overrides, options=_within(drafter, block, options))
+
+
+def _within(drafter: Drafter, block: Block, options: BlockOptions) -> BlockOptions:
+    """The options with trees as deep as the blocks, where the user names no depth."""
+    depth = block.levels
+    if "tree_depth" not in options.model_fields_set:
+        options = options.model_copy(update={"tree_depth": depth})
+    asked = options.levels
+    if asked > depth:
+        key = "tree_depth" if options.tree is not None else "num_speculative_tokens"
+        raise ConfigurationError(
+            f"speculative-config key {key!r} is {asked}, but {drafter.place} has block_size {block.rows}: at most "
+            f"{depth} tokens are drafted one after another."
+        )
+    return options
+
+
+def _check_hidden_size(drafter: Drafter, shape: BlockShape) -> None:
+    said = getattr(drafter.config, "target_hidden_size", None)
+    if said not in (None, shape.target_hidden_size):
+        raise ConfigurationError(
+            f"{drafter.place}: target_hidden_size is {said!r} but the target's is {shape.target_hidden_size}."
+        )
+    if shape.hidden_size != shape.target_hidden_size and said is None:
+        raise ConfigurationError(
+            f"{drafter.place}: hidden_size is {shape.hidden_size} but the target's is {shape.target_hidden_size}; "
+            "another one needs target_hidden_size."
+        )
+
+
+def _check_mask_embedding(directory: Path) -> None:
+    if (directory / MASK_EMBEDDING).exists():
+        raise ConfigurationError(
+            f"{directory / MASK_EMBEDDING} is an embedding of mask tokens in its own file, which is not supported; "
+            "supported is that of mask_token_id in the embedding."
+        )

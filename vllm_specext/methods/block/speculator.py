@@ -1,0 +1,152 @@
+"""vLLM's block drafters, DFlash's and DSpark's, on its V2 runner, drafting trees.
+
+After every step the drafter takes in hidden states of several of the target's layers: those of each new token become a
+key and a value in every layer of the drafter, at the token's own KV slot. They depend on nothing but the tokens up to
+theirs, so that cached prefixes keep them. Then one pass runs over a block, the last sampled token and a mask token for
+each position to draft; DSpark has one mask token fewer, because each row gives the token after its own. The rows see
+the text and, unless the drafter is causal, all of the block. What they give, one feature for each position, becomes a
+tree (``trees.py``). The block's own keys and values lie in the KV slots after the accepted prefix, and are overwritten
+by the next step.
+Shapes: ``R`` requests, ``L`` levels, ``B`` rows of a block, ``W`` rows of an accepted path (levels + 1), ``T`` rows of
+a step.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+from vllm.v1.worker.gpu.spec_decode.dflash.utils import load_dflash_model
+from vllm.v1.worker.gpu.spec_decode.dspark.utils import load_dspark_model
+from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
+
+from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
+from vllm_specext.engine.drafting.loading import for_loading
+from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
+from vllm_specext.engine.drafting.rooted_speculator import RootedSpeculator
+from vllm_specext.engine.drafting.run_model import run_model
+from vllm_specext.engine.drafting.step import Step
+from vllm_specext.engine.drafting.tree_draft import TreeDraft
+from vllm_specext.engine.verification.attention import wrap_draft_layers
+from vllm_specext.engine.verification.layout import AcceptedPaths
+from vllm_specext.methods.block.trees import MakeTree, of_marginals, of_markov_head
+from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.topology import pack
+
+Load = Callable[[Any, VllmConfig], Any]
+"""Loads the drafter, with what it shares with the target."""
+
+
+class BlockSpeculator(RootedSpeculator):
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, load: Load, make_tree: MakeTree) -> None:
+        super().__init__(vllm_config, device)
+        self.load, self.make_tree = load, make_tree
+        config = self.draft_model_config.hf_config
+        self.levels = self.sizes.largest.depth
+        self.width = self.levels + (not config.sample_from_anchor)
+        self.masks = torch.full((1, self.width - 1), get_parallel_drafting_token_id(config), device=device)
+        seen = torch.ones(self.width, self.width, dtype=torch.bool, device=device)
+        self.visible = pack(seen.tril() if config.is_causal else seen)
+        """What a block's rows see of it as bits, ``[B, words]``."""
+        self.together = max(1, self.max_num_tokens // self.width)
+        """The most blocks of a pass."""
+        self.path_states = torch.zeros(0, device=device)
+        """Hidden states of the accepted paths' rows, ``[R W, states d]``, once their width is known."""
+        self.passes: NodePasses[Tensor] = NodePasses(self._run, self.max_model_len)
+
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
+        drafter: Any = self.load(target_model, for_loading(self.vllm_config))
+        layers = get_layers_from_vllm_config(self.vllm_config, Attention)
+        wrap_draft_layers(
+            [layer for name, layer in layers.items() if name not in target_attn_layer_names], self.sizes.largest.depth
+        )
+        rows = self.max_num_reqs * self.paths.width
+        self.path_states = torch.zeros(rows, drafter.model.fc.input_size, dtype=self.dtype, device=self.device)
+        return drafter
+
+    def set_attn(self, *args: Any) -> None:
+        super().set_attn(*args)
+        check_pages(self.attn_groups)
+        self.passes.groups = cache_groups(self.kv_cache_config, self.block_tables, self.draft_attn_layer_names)
+        group_of = {name: group for group in self.passes.groups for name in group.layers}
+        self.groups_by_layer = [(name, group_of[name]) for name in self.model.get_draft_kv_cache_layer_names()]
+
+    def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
+        """The whole block is drafted for a smaller tree, too: the drafter was trained on nothing else."""
+        if reads_paths:
+            self.keep_paths(requests)
+        passed = [self._pass(first, min(self.together, requests - first), longest) for first in self._firsts(requests)]
+        return self.make_tree(self.model, torch.cat(passed), self.root_ids[:requests], shape, self.sizes.largest.top_k)
+
+    def _firsts(self, requests: int) -> range:
+        return range(0, requests, self.together)
+
+    def _pass(self, first: int, requests: int, longest: int) -> Tensor:
+        """Features of the drafted positions of so many ``requests``, ``[requests, L, d]``."""
+        part = slice(first, first + requests)
+        root = self.roots.starts[part] - self.root_slots
+        slots = root[:, None] + torch.arange(self.width, device=self.device)
+        nodes = Nodes(
+            ids=torch.cat((self.root_ids[part, None], self.masks.expand(requests, -1)), dim=1),
+            positions=slots,
+            slots=slots,
+            written=self.roots.written[part, None],
+            prefix_lens=root,
+            visible=self.visible.expand(requests, -1, -1),
+        )
+        features = self.passes(nodes, self.width, longest + self.width, first)
+        return features.view(requests, self.width, -1)[:, -self.levels :]
+
+    def _run(self, nodes: Nodes, metadata: dict[str, Any] | None, slot_mappings: dict[str, Tensor] | None) -> Tensor:
+        return run_model(self.model, self.vllm_config, nodes.ids, nodes.positions, metadata, slot_mappings)
+
+    def take_paths(self, step: Step, paths: AcceptedPaths) -> None:
+        super().take_paths(step, paths)
+        rows = paths.source.flatten()
+        self.path_states[: len(rows)] = torch.cat([states[rows] for states in _states(step)], dim=-1)
+
+    def keep_paths(self, requests: int) -> None:
+        paths, written = self.paths.part(requests), self.roots.written[:requests, None]
+        slots = [
+            torch.where(written & paths.counts, group.kv_slots(paths.slots), PAD_SLOT_ID).flatten()
+            for _, group in self.groups_by_layer
+        ]
+        positions = paths.slots.clamp(max=self.max_model_len - 1).flatten()
+        self._write_kv(self.path_states[: len(positions)], positions, slots)
+
+    def keep_rows(self, step: Step) -> None:
+        count = step.batch.num_tokens
+        states = torch.cat([states[:count] for states in _states(step)], dim=-1)
+        if step.accepted is not None:
+            states = step.accepted.as_chain(states)
+        slots = [step.slot_mappings[name][:count] for name, _ in self.groups_by_layer]
+        self._write_kv(states, step.batch.positions[:count], slots)
+
+    def _write_kv(self, states: Tensor, positions: Tensor, slots: list[Tensor] | None) -> None:
+        """Make keys and values of the target's ``states`` ``[T, states d]`` at ``positions`` ``[T]``, and write them to
+        the KV ``slots`` ``[T]`` of each layer, if there are caches."""
+        features = self.model.combine_hidden_states(states)
+        self.model.precompute_and_store_context_kv(features, positions, slots)
+
+    def rehearse_rows(self, step: Step) -> None:
+        states = self.path_states.new_zeros(step.batch.num_tokens, self.path_states.shape[1])
+        self._write_kv(states, torch.zeros(len(states), dtype=torch.int64, device=self.device), None)
+
+
+def _states(step: Step) -> list[Tensor]:
+    if not step.aux_hidden_states:
+        raise RuntimeError("the target gave no auxiliary hidden states")
+    return step.aux_hidden_states
+
+
+def dflash(vllm_config: VllmConfig, device: torch.device) -> BlockSpeculator:
+    """The speculator of DFlash drafters."""
+    return BlockSpeculator(vllm_config, device, load_dflash_model, of_marginals)
+
+
+def dspark(vllm_config: VllmConfig, device: torch.device) -> BlockSpeculator:
+    """The speculator of DSpark drafters."""
+    return BlockSpeculator(vllm_config, device, load_dspark_model, of_markov_head)

@@ -1,0 +1,49 @@
+"""Trees of what a block drafter gives for all positions at once.
+
+Shapes: ``R`` requests, ``L`` levels, ``k`` tokens kept of a position, ``d`` hidden size, ``V`` tokens of the drafter.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from vllm_specext.engine.drafting.tree_draft import TreeDraft
+from vllm_specext.kernels.tree_expansion import best_tokens, expansion
+from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.marginals import best_tree
+
+MakeTree = Callable[[Any, Tensor, Tensor, TreeShape, int], TreeDraft]
+"""Makes trees of a drafter's ``model`` from its features ``[R, L, d]`` of the positions, the roots' tokens ``[R]`` and
+the trees' shape; at most so many tokens of a position are candidates."""
+
+
+def of_marginals(model: Any, features: Tensor, roots: Tensor, shape: TreeShape, most: int) -> TreeDraft:
+    """DFlash: no position knows what is drafted at another, and the most likely paths are found at once."""
+    requests, levels, _ = features.shape
+    top_k = 1 if shape.top_k == 1 else most
+    best, log_probs = best_tokens(model.compute_logits(features.flatten(0, 1)), top_k)
+    best, log_probs = (drafted.view(requests, levels, top_k) for drafted in (best, log_probs))
+    tokens, topology = best_tree(best, log_probs, shape.nodes)
+    return TreeDraft(tokens, topology, lambda: best[:, :, 0], chain_lengths=min(levels, shape.nodes))
+
+
+def of_markov_head(model: Any, features: Tensor, roots: Tensor, shape: TreeShape, most: int) -> TreeDraft:
+    """DSpark: to a position's logits a bias is added that the token before it makes. So trees grow level by level,
+    without a further pass of the drafter."""
+    requests, levels, _ = features.shape
+    base = model.compute_draft_logits(features.flatten(0, 1)).view(requests, levels, -1)
+
+    def best(level: int, parents: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the children of nodes ``[R, q]``: tokens of the target and log-probabilities ``[R, q, k]``."""
+        bias = model.markov_bias(model.markov_embed(parents.flatten())).view(*parents.shape, -1)
+        tokens, log_probs = best_tokens((base[:, level, None] + bias).flatten(0, 1), shape.top_k)
+        tokens = model.map_draft_to_target(tokens)
+        return tokens.view(*parents.shape, -1), log_probs.view(*parents.shape, -1)
+
+    tokens, log_probs = best(0, roots[:, None])
+    growing = expansion(tokens[:, 0], log_probs[:, 0], shape.depth)
+    for level in range(1, shape.depth):
+        growing.grow(*best(level, growing.frontier.tokens))
+    tree, topology = growing.tree(shape.nodes)
+    return TreeDraft(tree, topology, growing.chain, chain_lengths=min(shape.depth, shape.nodes))
