@@ -12,10 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from typer.testing import CliRunner
 
 from tests.engine.conftest import ROOMY, Engines, Result, of_method
 from tests.engine.test_lossless import differing
 from tests.engine.workload import EAGLE3, GRIFFIN, TARGET
+from vllm_specext.cli import app
 from vllm_specext.served_drafter import served_keys
 
 VOCABULARY, WIDTH, WIDER = 2048, 256, 320
@@ -147,7 +149,7 @@ def widen(tensor: Tensor) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, WIDER - WIDTH))
 
 
-def eagle1(folder: Path) -> Path:
+def eagle1(folder: Path, fc_bias: bool = False) -> Path:
     """What GRIFFIN's drafter has in common with an EAGLE-1 drafter."""
     config = json.loads((GRIFFIN / "config.json").read_text())
     config |= {"architectures": ["LlamaForCausalLM"], "speculators_model_type": None}
@@ -155,6 +157,8 @@ def eagle1(folder: Path) -> Path:
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("fc.")}
     kept["fc.weight"] = tensors["fc.fc.weight"]
     kept["layers.0.mlp.down_proj.weight"] = tensors["layers.0.mlp.down_proj.weight"][:WIDTH]
+    if fc_bias:
+        kept["fc.bias"] = tensors["fc.fc.bias"] + 0.1  # the drafter's own is next to nothing
     return write(folder, config, kept)
 
 
@@ -242,3 +246,23 @@ def test_eagle_1(alone: Engines, plain: Result, tmp_path: Path) -> None:
     result = draft(alone, eagle1(tmp_path / "drafter"), "eagle-tree")
     assert differing(result, plain) == []
     assert accepted(result) > 0
+
+
+def test_eagle_1_as_griffin(alone: Engines, plain: Result, tmp_path: Path) -> None:
+    """Served as it is, and converted: the same drafts as method eagle-tree's, but for sums in another order."""
+    folder = eagle1(tmp_path / "drafter")
+    done = CliRunner().invoke(app, ["convert", str(folder), str(tmp_path / "griffin"), "--to", "griffin"])
+    assert done.exit_code == 0, done.output
+    as_eagle = draft(alone, folder, "eagle-tree")
+    for drafter in (folder, tmp_path / "griffin"):
+        result = draft(alone, drafter, "griffin")
+        assert differing(result, plain) == []
+        assert accepted(result) == pytest.approx(accepted(as_eagle), rel=0.03)
+
+
+@pytest.mark.extended
+def test_a_bias_that_vllms_class_would_leave_out_is_read(alone: Engines, plain: Result, tmp_path: Path) -> None:
+    """The drafter was trained without it, and drafts otherwise."""
+    result = draft(alone, eagle1(tmp_path / "drafter", fc_bias=True), "griffin")
+    assert differing(result, plain) == []
+    assert accepted(result) != accepted(draft(alone, eagle1(tmp_path / "without"), "griffin"))

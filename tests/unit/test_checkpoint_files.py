@@ -132,3 +132,10 @@ def test_a_configuration_of_absurd_size_is_refused_unread(folder: Path) -> None:
         file.truncate(2**40)
     with pytest.raises(ConfigurationError, match=f"has {2**40} bytes; at most {MAX_CONFIG_BYTES} are allowed"):
         read_config(folder)
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(1).expand(2**20, 2**20), torch.zeros(4, 4).to_sparse()])
+def test_a_tensor_that_would_grow_when_it_is_copied_is_refused(tensor: Tensor, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(3), "b": tensor}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigurationError, match=r"pytorch_model\.bin: tensor b has shape .* does not hold so many"):
+        load_tensors(tmp_path / "pytorch_model.bin")

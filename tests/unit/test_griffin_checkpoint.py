@@ -166,7 +166,7 @@ def test_two_of_three_biases_are_refused(checkpoint: Path) -> None:
 
 
 def test_another_kind_of_drafter_is_named_as_such(checkpoint: Path) -> None:
-    save_file({"fc.weight": torch.zeros(16, 32)}, checkpoint / "model.safetensors")
+    save_file({"fc.weight": torch.zeros(16, 48), "norm.weight": torch.ones(16)}, checkpoint / "model.safetensors")
     assert (
         "is not a GRIFFIN checkpoint: it lacks tensors embed_tokens.weight, fc.fc.weight, fc.fc.bias and 12 more"
         in (refusal(checkpoint))

@@ -4,6 +4,8 @@ A checkpoint is a folder with ``config.json`` and ``model.safetensors`` or, as r
 are read from the tensors, because released configurations do not always agree with them; the configuration adds only
 what shapes cannot tell. `read_shape` looks at names and shapes without reading the weights. Whatever is wrong with the
 files becomes a `ConfigurationError` that names the file and the tensor or key; nothing in a file is ever executed.
+
+Checkpoints of EAGLE-1, EAGLE-2 and HASS are read too, as the GRIFFIN drafter that drafts the same (`from_eagle`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,10 +31,12 @@ from vllm_specext.methods.checkpoints import (
     weights_file,
     write_files,
 )
+from vllm_specext.methods.griffin.from_eagle import TGF_SIZE, as_griffin, in_eagle, is_eagle
 
 DEFAULT_ROPE_THETA = 10000.0
 """Released configurations of LLaMA2 and Vicuna drafters leave the key out."""
 
+EMBEDDING = "embed_tokens.weight"
 _ATTENTION = "layers.0.self_attn"
 
 
@@ -57,7 +61,7 @@ class GriffinShape:
         """The names in a checkpoint, in the order in which they are checked, with their shapes."""
         d, q, kv = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {
-            "embed_tokens.weight": (self.vocab_size, d),
+            EMBEDDING: (self.vocab_size, d),
             "fc.fc.weight": (d, 2 * d),
             "fc.fc.bias": (d,),
             "fc.post_attention_layernorm.weight": (d,),
@@ -79,7 +83,7 @@ class GriffinShape:
 
 
 _BIASES = tuple(f"{_ATTENTION}.{x}_proj.bias" for x in "qkv")
-_REQUIRED = tuple(GriffinShape(1, 1, 1, 1, 1, 1, 1, False, 0.0, 0.0, 1).tensor_shapes())
+_SHAPES = GriffinShape(1, 1, 1, 1, 1, 1, 1, False, 0.0, 0.0, 1).tensor_shapes()
 
 
 def read_shape(directory: Path) -> GriffinShape:
@@ -93,7 +97,7 @@ def read_shape(directory: Path) -> GriffinShape:
     def rows(name: str) -> int:
         return matrix(path, found, name)[0]
 
-    vocab_size, hidden_size = matrix(path, found, "embed_tokens.weight")
+    vocab_size, hidden_size = matrix(path, found, EMBEDDING)
     heads = positive(directory, config, "num_attention_heads", int)
     kv_heads, head_dim = kv_and_head_size(path, found, _ATTENTION, heads)
     shape = GriffinShape(
@@ -103,13 +107,13 @@ def read_shape(directory: Path) -> GriffinShape:
         kv_heads=kv_heads,
         head_dim=head_dim,
         mlp_size=rows("layers.0.mlp.gate_proj.weight"),
-        tgf_size=rows("fc.mlp.up_proj.weight"),
+        tgf_size=TGF_SIZE if is_eagle(found) else rows("fc.mlp.up_proj.weight"),
         qkv_bias=_BIASES[0] in found,
         rms_norm_eps=positive(directory, config, "rms_norm_eps", float),
         rope_theta=read_rotary(directory, config, ("default",), DEFAULT_ROPE_THETA).theta,
         max_position_embeddings=positive(directory, config, "max_position_embeddings", int),
     )
-    check_shapes(path, found, shape.tensor_shapes())
+    check_shapes(path, found, in_eagle(shape.tensor_shapes(), found) if is_eagle(found) else shape.tensor_shapes())
     return shape
 
 
@@ -118,14 +122,19 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     path = weights_file(directory)
     tensors = load_tensors(path)
     _check_names(path, tensors)
-    return tensors
+    return dict(as_griffin(tensors.items(), tensors[EMBEDDING].shape[-1]))
 
 
 def write_checkpoint(
     directory: Path, shape: GriffinShape, state_dict: Mapping[str, Tensor], dtype: torch.dtype
 ) -> None:
     """Write a drafter to ``directory`` as ``config.json`` and ``model.safetensors``, weights in ``dtype``."""
-    config = {
+    write_files(directory, configuration(shape), state_dict, dtype)
+
+
+def configuration(shape: GriffinShape) -> dict[str, Any]:
+    """The ``config.json`` of a drafter, without the type of its weights."""
+    return {
         "architectures": ["GriffinForCausalLM"],
         "model_type": "llama",
         "hidden_size": shape.hidden_size,
@@ -143,7 +152,6 @@ def write_checkpoint(
         "pretraining_tp": 1,
         "qkv_bias": shape.qkv_bias,
     }
-    write_files(directory, config, state_dict, dtype)
 
 
 def check_against_target(shape: GriffinShape, target_hidden_size: int, target_vocab_size: int) -> None:
@@ -162,8 +170,11 @@ def check_against_target(shape: GriffinShape, target_hidden_size: int, target_vo
 
 def _check_names(path: Path, found: Iterable[str]) -> None:
     found = list(found)
-    required = (*_REQUIRED, *_BIASES) if any(name in found for name in _BIASES) else _REQUIRED
-    check_names(path, "GRIFFIN", found, required)
+    required, kind = (
+        (in_eagle(_SHAPES, found), "loadable EAGLE-1, EAGLE-2 or HASS") if is_eagle(found) else (_SHAPES, "GRIFFIN")
+    )
+    biases = _BIASES if any(name in found for name in _BIASES) else ()
+    check_names(path, kind, found, (*required, *biases))
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from vllm_specext.methods.draft_vocabulary import KEYS as VOCABULARY_KEYS
 from vllm_specext.methods.griffin.checkpoint import check_against_target, read_shape
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
-from vllm_specext.options import GriffinOptions
+from vllm_specext.options import CHOICE_KEYS, GriffinOptions
 from vllm_specext.refusals import Launch
 
 
@@ -15,7 +15,7 @@ def prepare(options: GriffinOptions, launch: Launch) -> Prepared:
     directory = drafter_directory(options.model, options.revision)
     shape = read_shape(directory)
     check_against_target(shape, launch.model.get_hidden_size(), launch.model.get_vocab_size())
-    ours = {"method", "model", "revision", "adaptive_drafts", "tree_depth", "tree_top_k", *VOCABULARY_KEYS}
+    ours = {"method", "model", "revision", *CHOICE_KEYS, "tree_depth", "tree_top_k", *VOCABULARY_KEYS}
     fields = options.model_dump(exclude=ours, exclude_none=True)
     overrides = {
         "vocab_size": shape.vocab_size,

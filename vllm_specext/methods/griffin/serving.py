@@ -36,6 +36,7 @@ from vllm_specext.kernels.token_guided_fusion import (
     token_guided_fusion_of_rank,
 )
 from vllm_specext.methods.checkpoints import finite, only_weights
+from vllm_specext.methods.griffin.from_eagle import as_griffin
 
 
 class FusionMLP(nn.Module):
@@ -135,8 +136,17 @@ class GriffinLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = TwoHeadedMLP(config, f"{prefix}.mlp")
 
-    def forward(self, positions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, positions: Tensor, hidden: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Predict and regress feature, each ``[T, d]``; with ``rows`` of these alone, and zeros elsewhere. Of the other
+        rows the keys and values are read later, which are there before the MLP, the larger half of the layer."""
         residual = hidden + self.self_attn(positions=positions, hidden_states=hidden)
+        if rows is None:
+            return self.finish(residual)
+        predict, regress = (torch.zeros_like(residual).index_copy_(0, rows, own) for own in self.finish(residual[rows]))
+        return predict, regress
+
+    def finish(self, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The part after attention."""
         predict, regress = self.mlp(self.post_attention_layernorm(residual)).chunk(2, dim=-1)
         return residual + predict, residual + regress
 
@@ -153,10 +163,12 @@ class GriffinModel(nn.Module):
         self.fc = TokenGuidedFusion(config, maybe_prefix(prefix, "fc"))
         # vLLM tells attention layers apart by the number in their name, so ours follows the target's.
         self.layers = nn.ModuleList([GriffinLayer(vllm_config, config, maybe_prefix(prefix, f"layers.{layer_id}"))])
+        self.rows: Tensor | None = None
+        """The rows of a pass whose features are asked for, where not all are."""
 
     def forward(self, input_ids: Tensor, positions: Tensor, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.fc(hidden_states, input_ids, self.embed_tokens)
-        return self.layers[0](positions, hidden)
+        return self.layers[0](positions, hidden, self.rows)
 
 
 class GriffinForCausalLM(nn.Module):
@@ -181,7 +193,13 @@ class GriffinForCausalLM(nn.Module):
         layer_id = vllm_config.model_config.get_num_layers(vllm_config.parallel_config)
         self.model = GriffinModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), layer_id=layer_id)
         self.draft_head: DraftHead  # over the target's, set when both are loaded
-        self.folder = vllm_config.speculative_config.draft_model_config.model
+        drafter = vllm_config.speculative_config.draft_model_config
+        self.folder, self.hidden_size = drafter.model, drafter.hf_config.hidden_size
+
+    def ask_for(self, rows: Tensor | None) -> None:
+        """Have the next passes give the features of these ``rows`` ``[R]`` int64 alone; of all, where it is ``None``.
+        A compiled pass always gives all: its code is one for both."""
+        self.model.rows = rows if self.model.do_not_compile else None
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         return self.model.embed_tokens(input_ids)
@@ -197,6 +215,6 @@ class GriffinForCausalLM(nn.Module):
         return self.draft_head(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        ours = only_weights(finite(self.folder, weights))
+        ours = as_griffin(only_weights(finite(self.folder, weights)), self.hidden_size)
         loaded = AutoWeightsLoader(self.model).load_weights(ours, mapper=self.weights_mapper)
         return {f"model.{name}" for name in loaded}

@@ -23,6 +23,9 @@ class GriffinDrafter(HiddenStateDrafter):
         drafter.draft_head = draft_head(drafter.lm_head, target_model, vocabulary)
         return drafter
 
+    def ask_for(self, model: Any, rows: Tensor | None) -> None:
+        model.ask_for(rows)
+
     def target_ids(self, model: Any, tokens: Tensor) -> Tensor:
         found: Tensor = model.draft_head.target_ids(tokens)
         return found

@@ -1,0 +1,38 @@
+"""What checkpoints are, and what each can become. Names only: nothing is imported that takes time."""
+
+from enum import StrEnum
+
+
+class Format(StrEnum):
+    """A checkpoint's format, as messages call it."""
+
+    EAGLE = "EAGLE-1, EAGLE-2 or HASS"
+    GRIFFIN = "GRIFFIN"
+    MOA = "MoA"
+    EAGLE3 = "EAGLE-3"
+    SPECULATORS = "EAGLE-3 in the layout of speculators"
+
+
+class To(StrEnum):
+    """What a checkpoint is to become."""
+
+    GRIFFIN = "griffin"
+    SPECULATORS = "speculators"
+    EAGLE = "eagle"
+
+
+TAKES = {
+    To.GRIFFIN: (Format.EAGLE, Format.GRIFFIN),
+    To.SPECULATORS: (Format.EAGLE3, Format.GRIFFIN, Format.MOA),
+    To.EAGLE: (Format.SPECULATORS,),
+}
+"""The formats that each is made of."""
+
+SERVED_BY = {
+    Format.EAGLE: "methods griffin and eagle-tree serve",
+    Format.GRIFFIN: "method griffin serves",
+    Format.MOA: "method moa serves",
+    Format.EAGLE3: "method eagle3-tree serves",
+    Format.SPECULATORS: "method eagle3-tree serves",
+}
+"""Which of our methods serve each format as it is."""
