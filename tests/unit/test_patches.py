@@ -14,7 +14,7 @@ from vllm_specext.engine.changes.catalogue import catalogue, present
 from vllm_specext.engine.changes.replacements import Kind, Replacement
 from vllm_specext.engine.hooks.error_display import _excepthook
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.registry import METHODS
+from vllm_specext.registry import RUNNABLE
 
 
 def test_every_entry_says_what_why_how_and_until_when() -> None:
@@ -103,7 +103,7 @@ def test_asynchronous_scheduling_is_open_to_our_methods_and_to_those_it_was_open
     from vllm_specext.engine.hooks.patches import install
 
     install()
-    assert set(get_args(config.EagleModelTypes)) == {*get_args(speculative.EagleModelTypes), *METHODS}
+    assert set(get_args(config.EagleModelTypes)) == {*get_args(speculative.EagleModelTypes), *RUNNABLE}
 
 
 def test_a_configuration_error_is_shown_as_one_line_and_other_errors_as_before(

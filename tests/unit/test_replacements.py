@@ -19,6 +19,8 @@ OURS = {
     ("engine/hooks/runner_parts.py", "speculator", "req_states"),
     ("methods/foreign_vocab/slem.py", "active.texts[place]", "cached"),
     ("methods/griffin/speculator.py", "drafter", "draft_head"),
+    ("methods/griffin/serving.py", "self.model", "rows"),
+    ("methods/capture/worker.py", "packed", "token_ids"),
     ("methods/moa/speculator.py", "drafter", "draft_head"),
     ("methods/moa/serving.py", "self.model", "target_layers"),
     ("methods/moa/serving.py", "self.model", "target_norm"),
@@ -30,6 +32,8 @@ OURS = {
     ("methods/foreign_vocab/tokenizers/vocabulary.py", "family", "token_bytes"),
     ("engine/drafting/tree_speculator.py", "self.passes", "groups"),
     ("engine/standalone/drafter.py", "self.passes", "groups"),
+    ("methods/block/speculator.py", "self.passes", "groups"),
+    ("methods/language_model/speculator.py", "self.passes", "groups"),
     ("methods/moa/speculator.py", "self.passes", "groups"),
     ("methods/swift/speculator.py", "self.passes", "groups"),
     ("methods/swift/speculator.py", "self.chains", "ids"),
@@ -38,6 +42,9 @@ OURS = {
     ("methods/swift/speculator.py", "chains", "log_probs"),
     ("engine/standalone/captured_passes.py", "own", "written"),
     ("engine/standalone/captured_passes.py", "own", "prefix_lens"),
+    # Copies of our own.
+    ("engine/drafting/loading.py", "own", "compilation_config"),
+    ("methods/language_model/prepare.py", "own", "tokenizer"),
     # The standalone drafter's block table, of which no other pass knows.
     ("engine/standalone/captured_passes.py", "group", "block_table"),
     # Buffers that vLLM's base class allocates for our speculator, as it does for its own.
@@ -66,6 +73,7 @@ OURS = {
     ("cli/bench_options.py", "command", "__signature__"),
     ("cli/bench_options.py", "command", "__annotations__"),
     ("methods/swift/search/suggestion_process.py", "os", "environ"),
+    ("preparation/processes.py", "os", "environ"),
     ("vllm_process.py", "os", "environ"),
     ("cli/serve.py", "sys", "argv"),
     ("vllm_process.py", "sys", "path"),

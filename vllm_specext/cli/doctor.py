@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -54,8 +55,21 @@ class Report:
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against",
+            metavar="FOLDER",
+            help="Look at another vLLM instead, which is read and not run: an unpacked wheel, or a wheel's file.",
+        ),
+    ] = None,
 ) -> None:
     """Say what is wrong, then show versions, backends, thread settings and patches; status 1 if there is a problem."""
+    if against is not None:
+        from vllm_specext.cli.against import check_against
+
+        check_against(against, as_json)
+        return
     report = look()
     if as_json:
         typer.echo(json.dumps(asdict(report), indent=2))

@@ -32,7 +32,8 @@ def marks_in(file: Path, root: Path = PACKAGE) -> Iterator[Replacement]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
             for call in marks_of(node):
-                yield _entry(call, f"{file.relative_to(root).as_posix()}: {node.name}")
+                wraps = any(argument.arg == "original" for argument in node.args.args)
+                yield _entry(call, f"{file.relative_to(root).as_posix()}: {node.name}", wraps)
 
 
 def marks_of(function: ast.FunctionDef) -> list[ast.Call]:
@@ -41,14 +42,14 @@ def marks_of(function: ast.FunctionDef) -> list[ast.Call]:
     return [call for call in decorators if isinstance(call.func, ast.Name) and call.func.id == _MARK]
 
 
-def _entry(call: ast.Call, made_by: str) -> Replacement:
+def _entry(call: ast.Call, made_by: str, wraps: bool) -> Replacement:
     try:
         (target,) = (ast.literal_eval(argument) for argument in call.args)
         given = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except ValueError as error:
         raise ValueError(f"{made_by}: the arguments of @{_MARK} must be literals: {error}") from None
     values: dict[str, Any] = {"signature": None, "kind": "replaced", "also": ()} | given
-    return Replacement(target=target, made_by=made_by, **values)
+    return Replacement(target=target, made_by=made_by, wraps=wraps, **values)
 
 
 def present(entry: Replacement) -> bool:

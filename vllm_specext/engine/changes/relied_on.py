@@ -1,11 +1,13 @@
 """Which of vLLM's callables our code overrides in subclasses or calls by position, with their parameters.
 
-Those that are replaced by ours are in the catalogue. ``guard.py`` checks both.
+Those that are replaced by ours are in the catalogue. ``guard.py`` checks both. A parameter in brackets is one that not
+every version of vLLM has that we work with.
 """
 
 _RUNNER = "vllm.v1.worker.gpu"
 _ENCODER_CACHE = "vllm.distributed.ec_transfer.ec_connector.metrics"
-_CACHES = "vllm.v1.core.kv_cache_utils"
+_CACHES = "vllm.v1.core.kv_cache_planning"
+_CACHES_BEFORE = "vllm.v1.core.kv_cache_utils"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _PROPOSE = (
     "self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states num_sampled num_rejected "
@@ -19,6 +21,7 @@ RELIED_ON: dict[str, str] = {
     f"{_SCHEDULER}._update_after_schedule": "self scheduler_output",
     f"{_SCHEDULER}.update_draft_token_ids": "self draft_token_ids",
     f"{_SCHEDULER}.update_from_output": "self scheduler_output model_runner_output",
+    f"{_SCHEDULER}.shutdown": "self",
     "vllm.config.speculative:SpeculativeConfig.__post_init__": "self",
     "vllm.config.speculative:SpeculativeConfig.use_eagle": "self",
     "vllm.config.speculative:SpeculativeConfig.use_eagle_block_drop": "self",
@@ -112,8 +115,25 @@ RELIED_ON: dict[str, str] = {
     f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.init_cudagraph_manager": "self cudagraph_mode",
     f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.capture": "self",
     f"{_RUNNER}.spec_decode.speculator:DraftModelSpeculator.sample_draft": (
-        "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits spec_step_idx"
+        "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits spec_step_idx "
+        "[num_steps]"
     ),
+    f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.on_prefill_begin": (
+        "self num_reqs"
+    ),
+    f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.on_prefill_end": "self num_reqs",
     f"{_RUNNER}.cudagraph_utils:CudaGraphManager._init_candidates": "self",
 }
 """The names of the parameters, by ``module:object``."""
+
+MOVED: dict[str, str] = {
+    f"{_CACHES}:{name}": f"{_CACHES_BEFORE}:{name}"
+    for name in ("get_kv_cache_groups", "get_kv_cache_config_from_groups")
+}
+"""Where an older vLLM has what newer ones have elsewhere; ``standalone/moved.py`` imports it from either place."""
+
+IF_THERE: dict[str, str] = {
+    "vllm.config.speculative:SpeculativeConfig.needs_eagle_block_drop": "self",
+    "vllm.config.speculative:SpeculativeConfig.draft_shares_target_positions": "self",
+}
+"""What we override in newer versions of vLLM, and an older one lacks and never calls."""

@@ -33,6 +33,12 @@ class Replacement:
     """Other modules' names for the same thing, which are replaced too."""
     made_by: str
     """The file below ``vllm_specext`` and the function with the mark."""
+    wraps: bool
+    """Whether ours gets the original, and does not stand in its place alone."""
+
+    @property
+    def on_a_cpu_only(self) -> bool:
+        return self.made_by.startswith("cpu_runner/")
 
 
 def replaces(
