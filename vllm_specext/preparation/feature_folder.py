@@ -1,0 +1,133 @@
+"""The shards of a preparation: one for each group of conversations, written when the group's rows are known.
+
+A preparation that was killed begins anew, and gets the answers that were already written from the files beside the
+shards, so that the target answers and reads only what is missing.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.data.answers import Answer, Answerer, Turn
+from vllm_specext.training.data.row import Row
+from vllm_specext.training.shards import SUFFIX
+from vllm_specext.training.whole_files import whole
+
+GROUP = ".group.json"
+
+MOST_BYTES = 2**30
+"""No group's file is larger: it has some bytes for each token."""
+
+
+class Capturing(Answerer, Protocol):
+    """An ``Answerer`` that keeps what it computes until ``write``."""
+
+    def write(self, path: Path, rows: Sequence[Row], target: str, source: str) -> list[str]:
+        """Write the features of ``rows`` to ``path``, or to files beside it whose names begin alike, and forget all.
+        Returns the keys of the rows that are missing."""
+        ...
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is known of a group of conversations when its shard has been written."""
+
+    source: str
+    keys: list[str]
+    """Of its rows."""
+    missing: list[str]
+    """Of those rows that are not in the shard, because states were lost."""
+    answers: dict[str, tuple[list[int], bool]]
+    """By the turn's name: token ids, and whether the target ended the answer."""
+    shards: list[str]
+    """The names of the files."""
+
+
+class FeatureFolder:
+    """The ``Answerer`` for a preparation whose rows go to ``keep``, group by group.
+
+    ``target`` is the `fingerprint` of the target, ``source`` tells the data and all settings apart: a folder that was
+    begun with others is refused with ``ConfigurationError``. ``missing`` has the keys of rows without features.
+    """
+
+    def __init__(self, capturing: Capturing, folder: Path, target: str, source: str) -> None:
+        self.capturing, self.folder, self.target, self.source = capturing, folder, target, f"{target} {source}"
+        self.missing: list[str] = []
+        self.number = 0
+        """Of the group that is at work."""
+        with self._writable():
+            folder.mkdir(parents=True, exist_ok=True)
+        self._check()
+        self._written = _read(self._path(GROUP))
+        """What was written of the group, if it was."""
+        self._answers: dict[str, tuple[list[int], bool]] = {}
+        """Those of the group."""
+
+    def answer(self, turns: Sequence[Turn]) -> list[Answer | None]:
+        """As ``Answerer`` says; from the group's file, where all of ``turns`` are in it."""
+        known = {} if self._written is None else self._written.answers
+        answers: Sequence[Answer | None]
+        if all(turn.name in known for turn in turns):
+            answers = [Answer(tuple(ids), ended) for ids, ended in (known[turn.name] for turn in turns)]
+        else:
+            answers = self.capturing.answer(turns)
+        for turn, answer in zip(turns, answers, strict=True):
+            if answer is not None:
+                self._answers[turn.name] = list(answer.token_ids), answer.ended
+        return list(answers)
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        """The group ends, and ``rows`` is what is kept of it: write their features, unless that has been done."""
+        group, keys = self._written, [row.key for row in rows]
+        if group is None or group.keys != keys or group.shards != self._shards():
+            with self._writable():
+                for name in self._shards():
+                    (self.folder / name).unlink()
+                missing = self.capturing.write(self._path(SUFFIX), rows, self.target, self.source)
+                group = Group(self.source, keys, missing, self._answers, self._shards())
+                with whole(self._path(GROUP)) as part:
+                    part.write_text(json.dumps(asdict(group)), encoding="utf-8")
+        self.missing += group.missing
+        self.number += 1
+        self._written, self._answers = _read(self._path(GROUP)), {}
+
+    def _check(self) -> None:
+        for path in sorted(self.folder.glob(f"*{GROUP}")):
+            found = _read(path)
+            if found is not None and found.source != self.source:
+                raise ConfigurationError(
+                    f"{str(self.folder)!r} has features of other data, settings or another target ({path.name}); "
+                    "expected a folder that is empty or was begun with the same."
+                )
+
+    def _path(self, suffix: str) -> Path:
+        return self.folder / f"{self.number:05d}{suffix}"
+
+    def _shards(self) -> list[str]:
+        """The names of the group's files that are there."""
+        beside = sorted(self.folder.glob(f"{self.number:05d}-*{SUFFIX}"))
+        return [path.name for path in (self._path(SUFFIX), *beside) if path.exists()]
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigurationError(
+                f"the features cannot be written to {str(self.folder)!r} ({error.strerror or type(error).__name__})."
+            ) from error
+
+
+def _read(path: Path) -> Group | None:
+    """``None`` for a file that is not there or not whole: its group is done again."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            return None
+        found = Group(**json.loads(path.read_text(encoding="utf-8")))
+        return found if isinstance(found.answers, dict) else None
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None

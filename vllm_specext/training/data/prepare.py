@@ -1,0 +1,95 @@
+"""From ``--data`` to prepared rows: reading, answering, hygiene, the split, and the files."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.data.answering import answered_rows
+from vllm_specext.training.data.answers import Answerer
+from vllm_specext.training.data.conversation import Conversation, Found
+from vllm_specext.training.data.folder import write_data
+from vllm_specext.training.data.formats import read_row
+from vllm_specext.training.data.hygiene import Hygiene
+from vllm_specext.training.data.reasons import Reason
+from vllm_specext.training.data.row import Row
+from vllm_specext.training.data.settings import DataSettings
+from vllm_specext.training.data.sources import rows_of_all
+from vllm_specext.training.data.split import split
+from vllm_specext.training.data.stats import statistics
+from vllm_specext.training.data.tally import Tally
+from vllm_specext.training.data.template import ChatTemplate
+
+
+def prepare(
+    settings: DataSettings,
+    template: ChatTemplate,
+    folder: Path,
+    answerer: Answerer | None = None,
+    kept: Callable[[Sequence[Row]], None] | None = None,
+) -> dict[str, Any]:
+    """Write prepared rows and their figures into ``folder``, and return the figures, which are ``stats.json``.
+
+    ``answerer`` is needed unless all answers are given. ``kept``, if given, is called after each group of
+    conversations with those of its rows that are kept, none perhaps, so that what was captured of others can be let go.
+    All rows are in memory at once: five bytes for each token.
+
+    Raises ``ConfigurationError`` if data cannot be read, or if nothing is left of them.
+    """
+    if answerer is None and settings.answers != "given":
+        raise ConfigurationError(
+            f"the data setting answers is {settings.answers!r}, but there is no target to ask; expected 'given'."
+        )
+    tally = Tally()
+    rows: list[Row] = []
+    with tqdm(total=settings.samples, desc="preparing", unit="row", mininterval=5) as bar:
+        for read, new in _groups(settings, template, answerer, tally):
+            if kept is not None:
+                kept(new)
+            rows += new
+            bar.update(read)
+            bar.set_postfix(rows=len(rows), refresh=False)
+    if not rows:
+        raise ConfigurationError(_nothing_left(tally))
+    train, valid = split(rows)
+    beside = {"settings": settings.model_dump(mode="json"), "template": template.record()}
+    stats = statistics(train, valid, vars(tally), beside)
+    write_data(folder, train, valid, stats)
+    return stats
+
+
+def _groups(
+    settings: DataSettings, template: ChatTemplate, answerer: Answerer | None, tally: Tally
+) -> Iterator[tuple[int, list[Row]]]:
+    """How many rows were read and what is kept of them, for as many at once as the target answers."""
+    hygiene = Hygiene(settings.max_length, tally)
+    loss_tokens = 0
+    numbered = islice(rows_of_all(settings.data), settings.samples)
+    found = (read_row(row, where, template.vocab_size) for where, row in numbered)
+    without = _without_duplicates(found)
+    while group := list(islice(without, settings.conversations_at_once)):
+        new = hygiene.cleaned(answered_rows(group, settings, template, answerer, tally))
+        yield len(group), new
+        loss_tokens += sum(row.loss_tokens for row in new)
+        if settings.tokens is not None and loss_tokens >= settings.tokens:
+            return
+
+
+def _without_duplicates(found: Iterator[Found]) -> Iterator[Found]:
+    """A conversation that was there before becomes the reason: nobody has to answer it, and names stay unique."""
+    seen: set[str] = set()
+    for one in found:
+        if isinstance(one, Conversation):
+            if one.key in seen:
+                yield Reason.DUPLICATE
+                continue
+            seen.add(one.key)
+        yield one
+
+
+def _nothing_left(tally: Tally) -> str:
+    reasons = ", ".join(f"{reason} {count}" for reason, count in tally.dropped.most_common())
+    return f"of {tally.read.total()} rows in --data none is left to train on ({reasons or 'there are none'})."
