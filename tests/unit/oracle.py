@@ -7,6 +7,7 @@ import torch
 
 from vllm_specext.methods.griffin.checkpoint import GriffinShape
 from vllm_specext.methods.griffin.model import GriffinDrafter
+from vllm_specext.training.packed_attention import Layout
 
 
 def load() -> dict[str, Any]:
@@ -41,3 +42,8 @@ def training_drafter(case: dict[str, Any]) -> GriffinDrafter:
     model.load_state_dict(case["state_dict"])
     model.embed_tokens.requires_grad_(False)
     return model
+
+
+def single(token_ids: torch.Tensor) -> Layout:
+    """Every row of ``token_ids`` ``[B, L]`` is one row of text."""
+    return Layout.of([[token_ids.shape[1]]] * len(token_ids))

@@ -5,24 +5,25 @@
 is killed in the middle of that step.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.unit.interruptions import signalled_in
 from tests.unit.tiny_llama import VOCABULARY, tiny_llama
-from vllm_specext.demo import train_eagle3
-from vllm_specext.demo.eagle3 import Eagle3Drafter
-from vllm_specext.training.features import FeatureRows
+from vllm_specext.demo.eagle3 import drafter_for
+from vllm_specext.training.eagle3.train import Eagle3Recipe, train_eagle3
+from vllm_specext.training.features import TargetRows
 from vllm_specext.training.griffin.train import GriffinRecipe, new_griffin_drafter, train_griffin
 from vllm_specext.training.moa.target import TargetStateReader
 from vllm_specext.training.moa.train import MoARecipe, train_moa
 from vllm_specext.training.moa.untrained import new_moa_drafter
+from vllm_specext.training.packs import PackedBatches
+from vllm_specext.training.run import Run
 
 LOG_EVERY = 2
 
@@ -39,8 +40,8 @@ def griffin(folder: Path, state: Path | None) -> nn.Module:
     recipe = GriffinRecipe(
         steps_per_stage=(5, 6), learning_rates=(3e-3, 1e-3), warmup_steps=3, optimizer="muon", log_every=LOG_EVERY
     )
-    rows = FeatureRows(target, texts(), 5, seed=1)
-    train_griffin(model, target.lm_head.weight, rows, folder, recipe, state=state)
+    packs = PackedBatches(TargetRows(target, texts(), seed=1, together=5), tokens=50, size=2)
+    train_griffin(model, target.lm_head.weight, packs, folder, recipe, run=Run(state))
     return model
 
 
@@ -49,40 +50,30 @@ def moa(folder: Path, state: Path | None) -> nn.Module:
     sizes = {"mlp_size": 40, "kv_heads": 2, "lsa_mlp_size": 16, "lsa_kv_heads": 2}
     model = new_moa_drafter(target, **sizes)
     recipe = MoARecipe(steps=11, warmup_steps=3, drafted=(3, 5), optimizer="muon", log_every=LOG_EVERY)
-    train_moa(model, target.lm_head.weight, None, TargetStateReader(target, texts(), 5, 1), folder, recipe, state=state)
+    train_moa(
+        model, target.lm_head.weight, None, TargetStateReader(target, texts(), 5, 1), folder, recipe, run=Run(state)
+    )
     return model
 
 
 def eagle3(folder: Path, state: Path | None) -> nn.Module:
     target = tiny_llama(6)
-    torch.manual_seed(1)
-    model = Eagle3Drafter(target)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_eagle3, "STEPS", (5, 6))
-        patch.setattr(train_eagle3, "RATES", (8e-3, 4e-3))
-        patch.setattr(train_eagle3, "BATCH", 5)
-        train_eagle3.train(model, target, texts(), folder, state, LOG_EVERY)
+    model = drafter_for(target)
+    embedding, head = target.get_input_embeddings().weight, target.lm_head.weight
+    recipe = Eagle3Recipe(
+        steps_per_stage=(5, 6), learning_rates=(8e-3, 4e-3), warmup_steps=3, optimizer="muon", log_every=LOG_EVERY
+    )
+    rows = TargetRows(target, texts(), seed=0, layers=model.shape.layers, kept=False)
+    packs = PackedBatches(rows, tokens=25, size=4)
+    train_eagle3(model, embedding, head, packs, folder, recipe, run=Run(state))
     return model
 
 
 METHODS: dict[str, Callable[[Path, Path | None], nn.Module]] = {"griffin": griffin, "moa": moa, "eagle3": eagle3}
 
 
-def killed_in(step: int) -> Callable[[torch.optim.AdamW], None]:
-    """AdamW's step, which kills this process when it begins for the ``step``-th time."""
-    step_of, begun = torch.optim.AdamW.step, []
-
-    def killed(optimizer: torch.optim.AdamW) -> None:
-        begun.append(None)
-        if len(begun) == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        step_of(optimizer)
-
-    return killed
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     method, folder, step = sys.argv[1:]
-    torch.optim.AdamW.step = killed_in(int(step))
+    torch.optim.AdamW.step = signalled_in(int(step), signal.SIGKILL)
     METHODS[method](Path(folder), Path(folder) / "state.pt")

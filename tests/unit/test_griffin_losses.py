@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.oracle import training_case, training_drafter
+from tests.unit.oracle import single, training_case, training_drafter
 from vllm_specext.methods.griffin.model import GriffinDrafter
 from vllm_specext.training.griffin.losses import AlignmentMask, TargetDistribution, pass_losses
 from vllm_specext.training.griffin.passes import training_passes
@@ -33,8 +33,9 @@ def run_oracle_step(drafter: GriffinDrafter, oracle: dict[str, Any], **changes: 
     mask = AlignmentMask(oracle["input_ids"], oracle["base_mask"], options["top_k"], options["shift"])
     target = TargetDistribution.from_logits(oracle["target"] @ head.T)
     seen: dict[str, list] = {"predict": [], "regress": [], "masks": [], "losses": []}
+    ids = oracle["input_ids"]
     passes = training_passes(
-        drafter, oracle["input_ids"], oracle["hidden_states"], oracle["n_pass"], options["masked_score"]
+        drafter, ids, oracle["hidden_states"], single(ids), oracle["n_pass"], options["masked_score"]
     )
     total = torch.zeros(())
     for predict, regress in passes:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.oracle import training_case, training_drafter
+from tests.unit.oracle import single, training_case, training_drafter
 from vllm_specext.methods.griffin.model import GriffinDrafter
 from vllm_specext.training.griffin.passes import simulate_chains, training_passes
 
@@ -43,7 +43,7 @@ def draft_steps(model: GriffinDrafter, tokens: Tensor, features: Tensor, start: 
 def test_a_later_pass_is_a_later_step_of_a_chain(drafter: GriffinDrafter, oracle: dict[str, Any]) -> None:
     tokens, features = oracle["input_ids"], oracle["hidden_states"]
     length, passes = tokens.shape[1], 4
-    outputs = list(training_passes(drafter, tokens, features, passes))
+    outputs = list(training_passes(drafter, tokens, features, single(tokens), passes))
     for start in (0, 1, 5, length - passes):
         for n, (predict, regress) in enumerate(draft_steps(drafter, tokens, features, start, passes)):
             assert_same(outputs[n][0][:, start + n], predict)
@@ -65,7 +65,8 @@ def test_simulated_chains_are_those_of_step_by_step_drafting(drafter: GriffinDra
 
 def test_gradients_stop_between_passes(drafter: GriffinDrafter, oracle: dict[str, Any]) -> None:
     d = drafter.shape.hidden_size
-    _, (predict, _) = training_passes(drafter, oracle["input_ids"], oracle["hidden_states"], 2)
+    ids = oracle["input_ids"]
+    _, (predict, _) = training_passes(drafter, ids, oracle["hidden_states"], single(ids), 2)
     predict.square().sum().backward()
     gradient = drafter.layer.mlp.down_proj.weight.grad
     assert gradient is not None

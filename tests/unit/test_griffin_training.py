@@ -9,15 +9,19 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from tests.unit.oracle import training_case, training_drafter
+from tests.unit.largest_tensor import Largest
+from tests.unit.oracle import single, training_case, training_drafter
 from tests.unit.tiny_llama import random_rows, tiny_llama
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.griffin.checkpoint import read_shape, read_tensors
+from vllm_specext.methods.griffin.checkpoint import GriffinShape, read_shape, read_tensors
 from vllm_specext.methods.griffin.model import GriffinDrafter
+from vllm_specext.training import head_loss, packed_attention
 from vllm_specext.training.acceptance import greedy_continuations
-from vllm_specext.training.features import Batch, FeatureRows
+from vllm_specext.training.batches import Batch
+from vllm_specext.training.features import TargetRows
 from vllm_specext.training.griffin.acceptance import measure_acceptance
 from vllm_specext.training.griffin.train import GriffinRecipe, GriffinStep, new_griffin_drafter, train_griffin
+from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.step import Progress
 
 
@@ -45,8 +49,8 @@ def run_training(
 ) -> tuple[GriffinDrafter, list]:
     model = new_griffin_drafter(target, mlp_size=24, heads=4, kv_heads=4, head_dim=8, seed=seed)
     rows = greedy_continuations(target, random_rows(24, 8), 16)
-    source = FeatureRows(target, list(rows), 8, seed)
-    return model, train_griffin(model, target.lm_head.weight, source, out, recipe)
+    packs = PackedBatches(TargetRows(target, list(rows), seed), tokens=4 * 24, size=2)
+    return model, train_griffin(model, target.lm_head.weight, packs, out, recipe)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -102,16 +106,36 @@ def test_the_default_warm_up_leaves_most_of_every_stage() -> None:
 def test_the_first_stage_has_neither_the_top_k_loss_nor_the_unusual_softmax(
     drafter: GriffinDrafter, oracle: dict[str, Any]
 ) -> None:
-    batch = Batch(oracle["input_ids"], oracle["hidden_states"], oracle["target"], oracle["base_mask"])
+    ids, counted = oracle["input_ids"], oracle["base_mask"].bool()
+    batch = Batch(single(ids), ids, ids.roll(-1, dims=1), oracle["hidden_states"], oracle["target"], counted)
 
     def loss(passes: int, **changes: Any) -> Tensor:
         step = GriffinStep(drafter, oracle["head_weight"], GriffinRecipe(**changes))
-        return step(batch, Progress(stage=passes, step=1, done=0.0))[0]
+        sums = step(batch, Progress(stage=passes, step=1, done=0.0))
+        return (sums.loss / sums.counts.clamp(min=1)).sum()
 
     assert torch.equal(loss(1, masked_score="zero"), loss(1, top_k_weight=0.0))
     released = loss(3, masked_score="zero")
     assert released.item() == pytest.approx(sum(oracle["pass_loss"]), rel=1e-4)
     assert loss(3).item() != pytest.approx(released.item(), rel=1e-3)
+
+
+def test_no_tensor_of_a_step_has_all_logits_or_all_scores() -> None:
+    """Two packs of 1024 slots, in three passes; a chunk has the logits of 1024 of them."""
+    vocabulary, slots, heads, width = 1500, 1024, 4, 16
+    sizes = {"vocab_size": vocabulary, "hidden_size": width, "mlp_size": 24, "tgf_size": 24, "qkv_bias": False}
+    rest = {"head_dim": 4, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "max_position_embeddings": slots}
+    model = GriffinDrafter(GriffinShape(heads=heads, kv_heads=heads, **sizes, **rest))
+    features = torch.randn(2, slots, width)
+    ids = torch.randint(0, vocabulary, (2, slots))
+    batch = Batch(single(ids), ids, ids, features, features, torch.ones_like(ids, dtype=torch.bool))
+    step = GriffinStep(model, torch.randn(vocabulary, width), GriffinRecipe())
+    with Largest() as seen:
+        step(batch, Progress(3, 1, 0.0)).loss.sum().backward()
+    # A query of the third pass has two keys of its own.
+    scores = packed_attention.CHUNK * heads * (slots + 2)
+    assert seen.numbers == max(scores, head_loss.CHUNK * vocabulary)
+    assert seen.numbers < min(2 * slots * vocabulary, 2 * heads * slots**2)
 
 
 def test_a_stage_without_a_learning_rate_is_refused() -> None:

@@ -79,15 +79,18 @@ def test_without_layer_self_attention_the_layers_are_averaged(target: LlamaForCa
 def test_recomputed_activations_give_the_same_gradients(drafter: MoADrafter, target: LlamaForCausalLM) -> None:
     kv, gradients, calls = seen(target).kv, [], []
     drafter.requires_grad_(True)
-    drafter.layer_self_attention.input_layernorm.register_forward_hook(lambda *_: calls.append(drafter.checkpoint_lsa))
-    for drafter.checkpoint_lsa in (False, True):
+    drafter.layer_self_attention.input_layernorm.register_forward_hook(lambda *_: calls.append(drafter.lsa_chunk))
+    for drafter.lsa_chunk in (None, 7):
         drafter.zero_grad()
         drafter.memory(kv).square().sum().backward()
         gradients.append([p.grad.clone() for p in drafter.layer_self_attention.parameters() if p.grad is not None])
-    assert calls == [False, True, True]
+    tokens = kv.shape[0] * kv.shape[1]
+    assert tokens % 7
+    assert calls == [None] + [7] * 2 * (tokens // 7 + 1)
     assert len(gradients[0]) == len(gradients[1]) == 9
     for one, other in zip(*gradients, strict=True):
-        assert_same(one, other)
+        # In another order of sums.
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_queries_and_memory_share_one_norm(drafter: MoADrafter, target: LlamaForCausalLM) -> None:

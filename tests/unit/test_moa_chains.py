@@ -32,6 +32,23 @@ def test_batches_are_padded_to_the_longest_row_and_padding_does_not_count(target
                 torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_only_what_is_given_as_learnt_counts(target: LlamaForCausalLM) -> None:
+    rows = [row[: 8 + i] for i, row in enumerate(random_rows(4, 12))]
+    learnt = [torch.arange(len(row)) % 3 == i for i, row in enumerate(rows)]
+    batch = TargetStateReader(target, rows, 4, 0, learnt=learnt).take()
+    for b in range(4):
+        (own,) = (
+            i for i, row in enumerate(rows) if torch.equal(batch.embeddings[b, : len(row)], embedded(target, row))
+        )
+        assert batch.response[b, : len(rows[own])].tolist() == learnt[own].tolist()
+        assert not batch.response[b, len(rows[own]) :].any()
+
+
+def embedded(target: LlamaForCausalLM, row: Tensor) -> Tensor:
+    embeddings: Tensor = target.get_input_embeddings()(row)
+    return embeddings
+
+
 def test_entry_and_features_are_what_the_specification_says(target: LlamaForCausalLM) -> None:
     rows = random_rows(2, 12)
     output = target(rows, output_hidden_states=True)

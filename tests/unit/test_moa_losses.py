@@ -14,7 +14,7 @@ from vllm_specext.methods.moa.target_layers import two_key_sets
 from vllm_specext.training.moa.blocks import last_verified, memory_mask, sample_boundaries, token_mask
 from vllm_specext.training.moa.losses import MoALosses, moa_losses
 from vllm_specext.training.moa.target import last_target_layers, target_states
-from vllm_specext.training.moa.train import MoARecipe, staircase, step_losses
+from vllm_specext.training.moa.train import MoABatch, MoARecipe, MoAStep, staircase
 
 
 @pytest.fixture(scope="module")
@@ -78,22 +78,29 @@ def by_hand(final: Tensor, wanted: Tensor, head: Tensor, mask: Tensor) -> tuple[
     return token / count, feature / count
 
 
+def means(losses: MoALosses) -> MoALosses:
+    entry = None if losses.entry is None else losses.entry / losses.count
+    return MoALosses(losses.token / losses.count, losses.feature / losses.count, entry, losses.count)
+
+
 def test_losses_are_those_of_the_definition() -> None:
     generator = torch.Generator().manual_seed(0)
     final, wanted, entry, wanted_entry = (2 * torch.randn(2, 7, 8, generator=generator) for _ in range(4))
     head = torch.randn(11, 8, generator=generator)
     mask = torch.rand(2, 7, generator=generator) < 0.6
     token, feature = by_hand(final, wanted, head, mask)
-    losses = moa_losses(final, wanted, head, mask)
+    losses = means(moa_losses(final, wanted, head, mask))
     assert losses.token.item() == pytest.approx(token, rel=1e-4)
     assert losses.feature.item() == pytest.approx(feature, rel=1e-4)
     assert losses.total().item() == pytest.approx(0.1 * token + feature, rel=1e-4)
     _, entry_feature = by_hand(entry, wanted_entry, head, mask)
-    losses = moa_losses(final, wanted, head, mask, (entry, wanted_entry))
+    losses = means(moa_losses(final, wanted, head, mask, (entry, wanted_entry)))
     assert losses.total().item() == pytest.approx(0.1 * token + 0.5 * feature + 0.5 * entry_feature, rel=1e-4)
-    terms = {name: term.item() for name, term in losses.terms().items()}
+    sums = moa_losses(final, wanted, head, mask, (entry, wanted_entry)).sums()
+    assert (sums.loss / sums.counts).item() == pytest.approx(losses.total().item())
+    terms = {name: (term / count).item() for name, (term, count) in sums.terms.items()}
     assert terms == pytest.approx({"token": token, "feature": feature, "entry": entry_feature}, rel=1e-4)
-    everything = moa_losses(final, wanted, head, torch.ones_like(mask))
+    everything = means(moa_losses(final, wanted, head, torch.ones_like(mask)))
     assert everything.token.item() != pytest.approx(token, rel=1e-3)
 
 
@@ -111,7 +118,9 @@ def losses_of(target: LlamaForCausalLM, model: MoADrafter, boundaries: Tensor, c
     seen = target_states(target, rows, torch.ones_like(rows, dtype=torch.bool), used)
     layers = last_target_layers(target, used) if used else None
     alone = torch.zeros(2, dtype=torch.bool)
-    return step_losses(model, target.lm_head.weight, layers, seen, boundaries, alone, count)
+    recipe = MoARecipe(count_boundaries=count, bfloat16=False)
+    step = MoAStep(model, target.lm_head.weight, layers, recipe)
+    return means(step.losses(MoABatch(seen, boundaries, alone)))
 
 
 def test_boundaries_can_be_left_out_of_the_losses(target: LlamaForCausalLM) -> None:

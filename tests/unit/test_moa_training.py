@@ -17,7 +17,9 @@ from vllm_specext.methods.moa.model import MoADrafter
 from vllm_specext.training.acceptance import greedy_continuations
 from vllm_specext.training.moa.acceptance import measure_moa_acceptance
 from vllm_specext.training.moa.target import TargetStateReader, last_target_layers
-from vllm_specext.training.moa.train import MoARecipe, train_moa
+from vllm_specext.training.moa.train import MoABatch, MoARecipe, RowsInBlocks, train_moa
+from vllm_specext.training.run import Run
+from vllm_specext.training.step import Progress, Share
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def run_training(
     layers = last_target_layers(target, used) if used else None
     rows = greedy_continuations(target, random_rows(24, 8), 16)
     source = TargetStateReader(target, list(rows), 8, 0, used)
-    return model, train_moa(model, target.lm_head.weight, layers, source, out, recipe, state=state)
+    return model, train_moa(model, target.lm_head.weight, layers, source, out, recipe, run=Run(state))
 
 
 @pytest.mark.parametrize("changes", [{}, {"target_layer_inference": 1}], ids=str)
@@ -58,6 +60,23 @@ def test_training_learns_and_writes_a_checkpoint(target: LlamaForCausalLM, tmp_p
     assert model.shape.num_target_layers == 3
     written = read_tensors(tmp_path)
     assert all(torch.equal(written[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_processes_share_the_rows_and_blocks_that_one_has_alone(target: LlamaForCausalLM) -> None:
+    rows = list(random_rows(24, 20))
+
+    def batches(share: Share) -> list[MoABatch]:
+        reader = TargetStateReader(target, rows, 8, 0)
+        made = RowsInBlocks(reader, small_recipe(), torch.Generator().manual_seed(0))
+        return [made.next(Progress(1, 20, 0.3), share) for _ in range(4)]
+
+    shares = (batches(Share(process, 2)) for process in range(2))
+    for alone, *parts in zip(batches(Share()), *shares, strict=True):
+        assert torch.equal(torch.cat([part.boundaries for part in parts]), alone.boundaries)
+        assert torch.equal(torch.cat([part.block_only for part in parts]), alone.block_only)
+        together = torch.cat([part.rows.embeddings for part in parts])
+        assert torch.equal(together, alone.rows.embeddings)
+        assert not torch.equal(parts[0].boundaries, parts[1].boundaries)
 
 
 def test_the_same_seed_gives_the_same_drafter(target: LlamaForCausalLM, tmp_path: Path) -> None:

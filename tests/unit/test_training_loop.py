@@ -15,8 +15,9 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.training import loop, state
 from vllm_specext.training.features import RandomOrder
 from vllm_specext.training.loop import fit
+from vllm_specext.training.run import Run
 from vllm_specext.training.stages import Length, ProcessorTime, Stage, Steps
-from vllm_specext.training.step import Progress, TrainingStep
+from vllm_specext.training.step import Progress, Share, Sums, TrainingStep
 
 
 class Numbers:
@@ -26,7 +27,7 @@ class Numbers:
         self.values = values
         self.next_one = 0
 
-    def next(self, progress: Progress) -> Tensor:
+    def next(self, progress: Progress, share: Share) -> Tensor:
         self.next_one += 1
         return torch.tensor(float(self.values[self.next_one - 1]))
 
@@ -47,10 +48,10 @@ class Line(TrainingStep[Tensor]):
         self.dropout = dropout
         self.seen: list[Progress] = []
 
-    def forward(self, batch: Tensor, progress: Progress) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: Tensor, progress: Progress) -> Sums:
         self.seen.append(progress)
         loss = nn.functional.dropout(self.model.weight, self.dropout).sum() * batch
-        return loss, {"batch": batch}
+        return Sums.of_means(loss, {"batch": batch})
 
     def measure(self, progress: Progress) -> dict[str, Any]:
         return {"at": progress.step}
@@ -92,7 +93,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(bad: float) -> None:
 def test_too_many_of_them_in_a_row_end_the_training_with_the_last_good_weights(tmp_path: Path) -> None:
     step, file = Line(), tmp_path / "state.pt"
     with pytest.raises(ConfigurationError, match=r"20 steps in a row, up to step 25 of stage 1, .* not a finite"):
-        fit(step, Numbers([1.0] * 5 + [float("nan")] * 20), [stage(Steps(100, log_every=1))], file)
+        fit(step, Numbers([1.0] * 5 + [float("nan")] * 20), [stage(Steps(100, log_every=1))], Run(file))
     kept = torch.load(file, weights_only=True)
     assert torch.equal(kept["model"]["weight"], step.model.weight)
     assert step.model.weight.isfinite().all()
@@ -101,7 +102,7 @@ def test_too_many_of_them_in_a_row_end_the_training_with_the_last_good_weights(t
 def test_random_numbers_of_a_step_go_on_where_they_were(tmp_path: Path) -> None:
     def train(file: Path | None, batches: int) -> Tensor:
         step = Line(16, dropout=0.5)
-        fit(step, Numbers([1.0] * batches), [stage(Steps(8, log_every=2))], file)
+        fit(step, Numbers([1.0] * batches), [stage(Steps(8, log_every=2))], Run(file))
         return step.model.weight
 
     torch.manual_seed(0)
@@ -113,7 +114,7 @@ def test_random_numbers_of_a_step_go_on_where_they_were(tmp_path: Path) -> None:
     kept = torch.load(file, weights_only=True)
     torch.manual_seed(1)
     assert torch.equal(train(file, 8), unbroken)
-    torch.save({**kept, "random": torch.Generator().manual_seed(1).get_state()}, file)
+    torch.save({**kept, "random": torch.Generator().manual_seed(1).get_state()[None]}, file)
     assert not torch.equal(train(file, 8), unbroken)
 
 
@@ -122,36 +123,59 @@ def test_a_stage_of_processor_time_has_what_is_left_of_it(tmp_path: Path, monkey
     monkeypatch.setattr(time, "process_time", lambda: float(next(seconds)))
     file, length = tmp_path / "state.pt", ProcessorTime(8.0, entries=4)
     with pytest.raises(IndexError):
-        fit(Line(), Numbers([1] * 5), [stage(length)], file)
+        fit(Line(), Numbers([1] * 5), [stage(length)], Run(file))
     step = Line()
-    log = fit(step, Numbers([1] * 8), [stage(length)], file)
+    log = fit(step, Numbers([1] * 8), [stage(length)], Run(file))
     assert [entry["step"] for entry in log] == [2, 4, 6, 8]
     assert [progress.done for progress in step.seen] == [0.5, 0.625, 0.75, 0.875]
 
 
-def test_a_state_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second write breaks off in the middle of the file."""
-    file = tmp_path / "state.pt"
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    save, written = torch.save, []
+def full_disk(file: Path) -> None:
+    """The next write of the state, to a file beside it, is to a full device."""
+    file.with_name("state.pt.part").symlink_to("/dev/full")
 
-    def broken(value: Any, to: Any) -> None:
-        written.append(None)
-        if len(written) == 2:
-            to.write(b"half of it")
-            raise OSError("No space left on device")
-        save(value, to)
 
-    monkeypatch.setattr(torch, "save", broken)
-    with pytest.raises(OSError, match="No space"):
-        fit(Line(), Numbers([1] * 9), [stage(Steps(9, log_every=2))], file)
-    log = fit(Line(), Numbers([1] * 9), [stage(Steps(9, log_every=2))], file)
-    assert len(written) > 2
+def test_a_state_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, step_of = tmp_path / "state.pt", Line.forward
+    kept = []
+
+    def forward(line: Line, batch: Tensor, progress: Progress) -> Sums:
+        if progress.step in (4, 5, 7):
+            kept.append(torch.load(file, weights_only=True)["at"]["step"])
+        if progress.step == 4:
+            full_disk(file)
+        return step_of(line, batch, progress)
+
+    monkeypatch.setattr(Line, "forward", forward)
+    log = fit(Line(), Numbers([1] * 9), [stage(Steps(9, log_every=2))], Run(file))
+    assert kept == [2, 2, 6]
     assert [entry["step"] for entry in log] == [2, 4, 6, 8, 9]
+    assert "state.pt could not be written: " in capsys.readouterr().out
+
+
+def test_a_disk_that_stays_full_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, step_of = tmp_path / "state.pt", Line.forward
+
+    def forward(line: Line, batch: Tensor, progress: Progress) -> Sums:
+        if progress.step > 3:
+            full_disk(file)
+        return step_of(line, batch, progress)
+
+    steps = [stage(Steps(20, log_every=1))]
+    unbroken = fit(Line(), Numbers([1] * 20), steps)
+    monkeypatch.setattr(Line, "forward", forward)
+    with pytest.raises(SystemExit) as ended:
+        fit(Line(), Numbers([1] * 20), steps, Run(file))
+    monkeypatch.undo()
+    assert ended.value.code == 75
+    assert torch.load(file, weights_only=True)["at"]["step"] == 3
+    assert fit(Line(), Numbers([1] * 20), steps, Run(file)) == unbroken
 
 
 def finished(file: Path, **settings: Any) -> list[dict[str, Any]]:
-    return fit(Line(), Numbers([1] * 4), [stage(Steps(4))], file, settings)
+    return fit(Line(), Numbers([1] * 4), [stage(Steps(4))], Run(file, settings))
 
 
 def test_a_state_of_another_recipe_is_refused_with_the_key(tmp_path: Path) -> None:
@@ -168,7 +192,7 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "state.pt"
     finished(file)
     with pytest.raises(ConfigurationError, match=r"state\.pt has the state of another model"):
-        fit(Line(3), Numbers([1] * 4), [stage(Steps(4))], file)
+        fit(Line(3), Numbers([1] * 4), [stage(Steps(4))], Run(file))
 
 
 def test_a_state_over_other_batches_is_refused() -> None:
@@ -206,6 +230,7 @@ def test_what_is_no_state_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_state_is_plain_data(tmp_path: Path) -> None:
     finished(tmp_path / "state.pt", steps=4)
     kept = state.load_state(tmp_path / "state.pt", {"steps": 4})
-    assert kept["at"] == {"stage": 2, "step": 0, "seconds": 0.0, "skipped": 0, "skipped_in_a_row": 0}
+    counts = {"stage": 2, "step": 0, "steps": 4, "skipped": 0, "skipped_in_a_row": 0}
+    assert kept["at"] == {**counts, "seconds": 0.0, "best": 0.0}
     assert json.loads(kept["log"])[-1]["step"] == 4
     assert loop.MOST_SKIPPED == 20

@@ -1,101 +1,131 @@
 """The one trainer: every drafter, and the demonstration's target, is a `TrainingStep` with batches and stages.
 
-A training that is killed and started again goes on from its last state, and ends with the same bits as one that was not
-killed: the state has the weights, the optimizers, the place in the data and all random generators. The state is written
-along with every log entry.
+With several processes (``torchrun``, ``accelerate launch``) each computes its share of every batch. Losses are sums
+that are divided by the counts of all processes, so that their number changes nothing but the order of sums.
+
+A training that is killed and started again with as many processes goes on from its last state, and ends with the same
+bits as one that was not killed: the state has the weights, the optimizers, the place in the data and all random
+generators. SIGTERM and SIGINT end it after the step, with the state written and exit code 3; exit code 75 says that
+the state could not be written, so that the one before is what a training goes on from.
 """
 
 import json
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from tqdm import tqdm
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.clock import Clock
+from vllm_specext.training.gradients import add_gradients
+from vllm_specext.training.log import Entry, Journal, Recent, check_trackers
+from vllm_specext.training.processes import (
+    INTERRUPTED,
+    NOT_SAVED,
+    Interruption,
+    check_same_place,
+    check_same_weights,
+    collect_random,
+    largest,
+    new_accelerator,
+    restore_random,
+)
+from vllm_specext.training.run import Run, evaluate
 from vllm_specext.training.stages import Stage
 from vllm_specext.training.state import load_state, save_state
-from vllm_specext.training.step import Batches, Progress, TrainingStep
+from vllm_specext.training.step import Batches, Progress, Share, TrainingStep
 
 B = TypeVar("B")
 
 MOST_SKIPPED = 20
 """Steps in a row without a finite gradient that end a training."""
 
+MOST_FAILED_SAVES = 5
+"""States in a row that could not be written, on a full disk or so, that end a training."""
+
 
 @dataclass
 class Position:
-    """The place that a training has reached: finished steps and seconds of the stage, and steps that were skipped."""
+    """The place that a training has reached: finished steps and seconds of the stage, steps of all stages, steps that
+    were skipped, and the most tokens per verification so far."""
 
     stage: int = 1
     step: int = 0
     seconds: float = 0.0
+    steps: int = 0
     skipped: int = 0
     skipped_in_a_row: int = 0
+    best: float = 0.0
 
 
-def fit(
-    step: TrainingStep[B],
-    batches: Batches[B],
-    stages: Sequence[Stage],
-    state: Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> list[dict[str, Any]]:
+def fit(step: TrainingStep[B], batches: Batches[B], stages: Sequence[Stage], run: Run | None = None) -> list[Entry]:
     """Train ``step.model`` in place and return the log: a dictionary for each entry.
 
-    ``state`` is the file from which the training goes on, if it is there, and to which its state is written. A file
-    that was written with other ``settings`` is refused with ``ConfigurationError``.
+    A state that was written with other settings than ``run`` has is refused with ``ConfigurationError``.
     """
-    trainer = _Trainer(step, batches, state, settings or {})
-    while trainer.at.stage <= len(stages):
-        trainer.run(stages[trainer.at.stage - 1])
+    trainer = _Trainer(step, batches, run or Run())
+    with Interruption(watching=trainer.run.state is not None) as interruption:
+        while trainer.at.stage <= len(stages):
+            trainer.train(stages[trainer.at.stage - 1], interruption)
+    for tracker in trainer.accelerator.trackers:
+        tracker.finish()
     return trainer.log
 
 
-def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write ``training.json`` to ``folder``: the recipe and the log of what was trained."""
-    (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
 class _Trainer(Generic[B]):
-    def __init__(
-        self, step: TrainingStep[B], batches: Batches[B], file: Path | None, settings: Mapping[str, Any]
-    ) -> None:
-        self.step, self.batches, self.file, self.settings = step, batches, file, settings
+    def __init__(self, step: TrainingStep[B], batches: Batches[B], run: Run) -> None:
+        self.step, self.batches, self.run = step, batches, run
+        check_trackers(run.trackers)
         self.trained = [p for p in step.model.parameters() if p.requires_grad]
-        self.at = Position()
-        self.log: list[dict[str, Any]] = []
+        self.at, self.recent = Position(), Recent()
+        self.log: list[Entry] = []
         self.saved_optimizers: list[dict[str, Any]] = []
-        if file is not None and file.exists():
-            self._restore(load_state(file, settings))
+        self.accelerator = new_accelerator(self.trained[0].device, run.trackers, run.folder)
+        self.share = Share(self.accelerator.process_index, self.accelerator.num_processes)
+        if run.state is not None and run.state.exists():
+            self._restore(load_state(run.state, run.settings))
+        check_same_place(self.accelerator, run.state, self.at.steps)
+        self.journal = Journal(self.accelerator, run.log, run.trackers, run.settings, entries=len(self.log))
+        self.wrapped = self.accelerator.prepare(step)
+        self.failed_saves = 0
+        """The last so many states could not be written."""
+        self.same_weights = False
+        """Whether all processes were seen to have them."""
 
-    def run(self, stage: Stage) -> None:
+    def train(self, stage: Stage, interruption: Interruption) -> None:
         """The rest of the stage that the training is in."""
         optimizers = self._optimizers(stage)
         length, at = stage.length, self.at
-        started = time.process_time() - at.seconds
+        clock = Clock(at.seconds)
         done = length.done(at.step, at.seconds)
-        recent: list[dict[str, Tensor]] = []
-        name = f"stage {at.stage}"
-        with tqdm(total=round(length.total), desc=name, unit=length.unit, mininterval=5) as bar:
+        with tqdm(
+            total=round(length.total),
+            desc=f"stage {at.stage}",
+            unit=length.unit,
+            mininterval=5,
+            disable=not self.accelerator.is_main_process,
+        ) as bar:
             while done < 1:
                 bar.update(round(length.total * done) - bar.n)
-                terms = self._make_step(stage, optimizers, Progress(at.stage, at.step + 1, done))
-                at.step, at.seconds = at.step + 1, time.process_time() - started
+                finite = self._make_step(stage, optimizers, Progress(at.stage, at.step + 1, done), clock)
+                at.seconds, asked = largest(self.accelerator, clock.seconds(), interruption.asked)
+                at.step, at.steps = at.step + 1, at.steps + 1
                 before, done = done, length.done(at.step, at.seconds)
-                self._count(terms, recent)
-                if length.logs(at.step, before, done):
-                    self._write_entry(recent, Progress(at.stage, at.step, before))
-                    recent.clear()
-                    if done < 1:
-                        self._save(optimizers)
+                self._count(finite)
+                logged = length.logs(at.step, before, done)
+                if logged:
+                    self._write_entry(Progress(at.stage, at.step, before), optimizers, clock, last=done == 1)
+                if asked or (done < 1 and (at.step % self.run.save_every == 0 if self.run.save_every else logged)):
+                    self._save(optimizers)
+                if asked:
+                    sys.exit(NOT_SAVED if self.failed_saves else INTERRUPTED)
             bar.update(round(length.total) - bar.n)
-        self.at = Position(stage=at.stage + 1, skipped=at.skipped, skipped_in_a_row=at.skipped_in_a_row)
+        self.at = replace(at, stage=at.stage + 1, step=0, seconds=0.0)
         self._save([])
 
     def _optimizers(self, stage: Stage) -> list[Optimizer]:
@@ -108,28 +138,34 @@ class _Trainer(Generic[B]):
             self.saved_optimizers = []
         return optimizers
 
-    def _make_step(self, stage: Stage, optimizers: list[Optimizer], progress: Progress) -> dict[str, Tensor] | None:
-        """The step's terms, or ``None`` where loss or gradients are not finite and the weights were left alone."""
+    def _make_step(self, stage: Stage, optimizers: list[Optimizer], progress: Progress, clock: Clock) -> bool:
+        """Whether loss and gradients are finite; if not, the weights were left alone."""
         factor = stage.rate(progress)
         for group in _groups(optimizers):
             group["lr"] = group["initial_lr"] * factor
-        loss, terms = self.step(self.batches.next(progress), progress)
-        loss.backward()
+        with clock.waiting():
+            batches = [self.batches.next(progress, self.share) for _ in range(self.run.accumulate)]
+        terms = add_gradients(self.accelerator, self.wrapped, self.step, batches, progress)
         norm = nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None])
-        finite = bool(torch.isfinite(loss) & torch.isfinite(norm))
+        finite = bool(torch.isfinite(norm)) and all(bool(torch.isfinite(found["loss"][0])) for found in terms)
         if finite:
             stage.clip(self.trained)
             for optimizer in optimizers:
                 optimizer.step()
+            for found in terms:
+                self.recent.add(found)
+            self.recent.add({"grad_norm": (norm, torch.ones(()))})
         for optimizer in optimizers:
             optimizer.zero_grad()
-        return terms if finite else None
+        if finite and not self.same_weights:
+            check_same_weights(self.accelerator, self.trained)
+            self.same_weights = True
+        return finite
 
-    def _count(self, terms: dict[str, Tensor] | None, recent: list[dict[str, Tensor]]) -> None:
+    def _count(self, finite: bool) -> None:
         at = self.at
-        if terms is not None:
+        if finite:
             at.skipped_in_a_row = 0
-            recent.append(terms)
             return
         at.skipped, at.skipped_in_a_row = at.skipped + 1, at.skipped_in_a_row + 1
         if at.skipped_in_a_row == MOST_SKIPPED:
@@ -138,46 +174,58 @@ class _Trainer(Generic[B]):
                 "that is not a finite number; a lower learning rate or other data is needed."
             )
 
-    def _write_entry(self, recent: list[dict[str, Tensor]], progress: Progress) -> None:
-        entry = {"stage": progress.stage, "step": progress.step, **_means(recent)}
+    def _write_entry(self, progress: Progress, optimizers: list[Optimizer], clock: Clock, last: bool) -> None:
+        entry: Entry = {"stage": progress.stage, "step": progress.step, **self.recent.means()}
+        entry["lr"] = float(f"{_groups(optimizers)[0]['lr']:.6g}")
         skipped = {"skipped": self.at.skipped} if self.at.skipped else {}
-        self.log.append(entry | skipped | self.step.measure(progress))
-        tqdm.write(json.dumps(self.log[-1]))
+        if self.accelerator.is_main_process:
+            entry |= skipped | self.step.measure(progress)
+            if self.run.evaluation is not None and self.run.evaluation.due(progress.step, last):
+                self.at.best, figures = evaluate(self.run, self.run.evaluation, self.step.model, self.at.best)
+                entry |= figures
+            tqdm.write(json.dumps(entry))
+            self.journal.write(entry, clock.speed(), self.at.steps)
+        self.log.append(entry)
+        self.recent = Recent()
 
     def _save(self, optimizers: list[Optimizer]) -> None:
-        if self.file is None:
+        if self.run.state is None:
             return
-        state = {
-            "at": asdict(self.at),
-            "log": json.dumps(self.log),
-            "model": self.step.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-            "batches": self.batches.state_dict(),
-            "random": torch.get_rng_state(),
-            "cuda_random": torch.cuda.get_rng_state_all(),
-        }
-        save_state(self.file, state, self.settings)
+        random = collect_random(self.accelerator)
+        if self.accelerator.is_main_process:
+            state = {
+                "at": asdict(self.at),
+                "log": json.dumps(self.log),
+                "recent": self.recent.terms,
+                "model": self.step.model.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+                "batches": self.batches.state_dict(),
+                **random,
+            }
+            try:
+                save_state(self.run.state, state, self.run.settings)
+                self.failed_saves = 0
+            except (OSError, RuntimeError) as error:
+                self.failed_saves += 1
+                tqdm.write(f"{self.run.state} could not be written: {str(error).splitlines()[0]}")
+        # No process goes on before there is a state to go on from.
+        self.failed_saves = int(largest(self.accelerator, self.failed_saves)[0])
+        if self.failed_saves == MOST_FAILED_SAVES:
+            sys.exit(NOT_SAVED)
 
     def _restore(self, state: dict[str, Any]) -> None:
         try:
             self.step.model.load_state_dict(state["model"])
         except RuntimeError as error:
-            raise ConfigurationError(f"{self.file} has the state of another model; expected this one's.") from error
+            raise ConfigurationError(
+                f"{self.run.state} has the state of another model; expected this one's."
+            ) from error
         self.batches.load_state_dict(state["batches"])
         self.at, self.log = Position(**state["at"]), json.loads(state["log"])
+        self.recent = Recent(state["recent"])
         self.saved_optimizers = state["optimizers"]
-        torch.set_rng_state(state["random"])
-        torch.cuda.set_rng_state_all(state["cuda_random"])
+        restore_random(state, self.share.process)
 
 
 def _groups(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
     return [group for optimizer in optimizers for group in optimizer.param_groups]
-
-
-def _means(recent: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-    """Every term's mean over ``recent`` steps, rounded: a number, or a list with one for each pass."""
-    names = recent[0] if recent else {}
-    means = {name: torch.stack([terms[name] for terms in recent]).mean(dim=0).tolist() for name in names}
-    return {
-        name: [round(x, 4) for x in mean] if isinstance(mean, list) else round(mean, 4) for name, mean in means.items()
-    }

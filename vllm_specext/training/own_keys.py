@@ -1,7 +1,8 @@
 """Attention in which a query sees keys of a whole sequence and a few that are its own.
 
 Own keys take part as extra columns of the score matrix, so that one pass over a sequence stands for a drafting step at
-each of its positions. Shapes: ``[B, H, L, D]`` heads.
+each of its positions. All scores live at once: simulated chains use it, and training's ``packed_attention.py`` is
+tested against it. Shapes: ``[B, H, L, D]`` heads.
 """
 
 import torch
@@ -42,39 +43,3 @@ def attend(
     for column, (_, values) in enumerate(own, start=length):
         heads = heads + weights[..., column : column + 1] * attention.repeat(values)
     return attention.merge(heads)
-
-
-class Passes:
-    """The attention of training passes 1, 2, ... over the same positions.
-
-    Pass ``n`` stands, at each position, for the ``n``-th step of a chain: keys and values of the most recent ``n - 1``
-    positions are those that the passes before made of the drafter's own features, the others the first pass's.
-    """
-
-    def __init__(self, attention: Attention, length: int, device: torch.device) -> None:
-        self.attention = attention
-        self.positions = torch.arange(length, device=device)[None]
-        self.made: list[KV] = []
-
-    def attend(self, hidden: Tensor, *, zero_score: bool = False) -> Tensor:
-        """Attention output ``[B, L, d]`` of the next pass, whose inputs are ``hidden`` ``[B, L, d]``; ``zero_score``:
-        keys in the future enter the softmax with a score of zero."""
-        rows, columns = self.positions.T, self.positions
-        self.made.append(self.attention.keys_values(hidden, self.positions))
-        # Query i's own key from the pass that was `back` passes ago belongs to position i - back; rolling brings it to
-        # row i.
-        backs = list(reversed(range(len(self.made) - 1)))
-        own = [_roll(kv, back) for kv, back in zip(self.made[1:], backs, strict=True)]
-        return attend(
-            self.attention,
-            self.attention.queries(hidden, self.positions),
-            self.made[0],
-            columns <= rows - len(backs),
-            own,
-            torch.cat([rows >= back for back in backs], dim=1) if backs else None,
-            columns > rows if zero_score else None,
-        )
-
-
-def _roll(kv: KV, back: int) -> KV:
-    return kv[0].roll(back, dims=2), kv[1].roll(back, dims=2)

@@ -1,7 +1,6 @@
 """The file from which an interrupted training goes on: written as a whole or not at all, and without code in it."""
 
 import json
-import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,21 +9,13 @@ from typing import Any
 import torch
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.whole_files import whole
 
 
 def save_state(path: Path, state: dict[str, Any], settings: Mapping[str, Any]) -> None:
     """Replace ``path`` by ``state``, and by the ``settings`` that a training has to have to go on from it."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
+    with whole(path) as part, part.open("wb") as file:
         torch.save({**state, "settings": json.dumps(settings)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def load_state(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:

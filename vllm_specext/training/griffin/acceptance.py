@@ -24,5 +24,5 @@ def measure_acceptance(
 
 
 def _accepted(model: GriffinDrafter, target: "PreTrainedModel", rows: Tensor, chain: int) -> Tensor:
-    features = target_features(target, list(rows)).features[:, :-1]
+    features = target_features(target, rows)[:, :-1]
     return accepted_tokens(simulate_chains(model, target.lm_head.weight.float(), rows[:, 1:], features, chain), rows)

@@ -1,32 +1,38 @@
 """GRIFFIN's training losses, and the mask that keeps later passes to contexts that the drafter would draft.
 
-``[B, L]`` positions, ``V`` tokens, ``d`` hidden size. Output ``s`` of the drafter predicts token ``s + 2`` and feature
+This is the specification, which makes all logits at once; training uses ``head_loss.py``, which gives the same. ``[B,
+L]`` positions, ``V`` tokens, ``d`` hidden size. Output ``s`` of the drafter predicts token ``s + 2`` and feature
 ``s + 1``; ``input_ids[:, s]`` is token ``s + 1``.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from vllm_specext.training.head_loss import DISTILLED_TOKENS, MaskShift
 from vllm_specext.training.losses import feature_loss, masked_mean, token_loss
-
-MaskShift = Literal["code", "paper"]
-"""The hits that a token's loss in pass ``n`` requires: those of the ``n - 1`` tokens that end with the token itself, as
-in the code that trained the released checkpoints, or with the one before it, as the paper's corrected equation
-says."""
-
-DISTILLED_TOKENS = 10
-"""The target's most probable tokens that the top-k loss looks at (HASS)."""
 
 
 class AlignmentMask:
     """The positions that count in each pass: those whose last tokens were among the drafter's best before."""
 
-    def __init__(self, input_ids: Tensor, base_mask: Tensor, top_k: int = 3, shift: MaskShift = "code") -> None:
-        """``input_ids`` ``[B, L]``; ``base_mask`` ``[B, L]``, 1 where there is something to learn."""
+    def __init__(
+        self,
+        input_ids: Tensor,
+        base_mask: Tensor,
+        top_k: int = 3,
+        shift: MaskShift = "code",
+        positions: Tensor | None = None,
+    ) -> None:
+        """``input_ids`` ``[B, L]``; ``base_mask`` ``[B, L]``, 1 where there is something to learn.
+
+        ``positions`` ``[B, L]`` are the places in the rows of text, where several are packed one after the other: the
+        mask does not look back across a row's beginning. Without them it wraps at the end of the row, as in the
+        published code, so that the first positions depend on the last.
+        """
         self.next_ids = input_ids.roll(-1, dims=1)
+        self.begins = torch.zeros_like(input_ids, dtype=torch.bool) if positions is None else positions == 0
         self.base_mask = base_mask
         self.top_k = top_k
         self.shift = shift
@@ -36,19 +42,18 @@ class AlignmentMask:
         """The mask ``[B, L]`` for the pass that comes next; the base mask before the first."""
         if self.hits is None:
             return self.base_mask
-        hits = self.hits.roll(1, dims=1) if self.shift == "paper" else self.hits
+        hits = self._before(self.hits) if self.shift == "paper" else self.hits
         return hits * self.base_mask
 
     def update(self, logits: Tensor) -> None:
-        """Take in a pass's draft logits ``[B, L, V]``.
-
-        A hit needs the text's next token among the ``top_k`` best. Rolling wraps at the end of a row, as in the code
-        that this reproduces; the first positions of a row thereby depend on its last.
-        """
+        """Take in a pass's draft logits ``[B, L, V]``. A hit needs the text's next token among the ``top_k`` best."""
         best = logits.detach().topk(self.top_k, dim=-1).indices
         hits = (best == self.next_ids[..., None]).any(dim=-1).to(self.base_mask.dtype)
-        before = torch.ones_like(hits) if self.hits is None else self.hits.roll(1, dims=1)
+        before = torch.ones_like(hits) if self.hits is None else self._before(self.hits)
         self.hits = before * hits
+
+    def _before(self, hits: Tensor) -> Tensor:
+        return hits.roll(1, dims=1).masked_fill(self.begins, 1)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ of the model: ``[B, L, d]`` features, ``[B, H, L, D]`` heads.
 from collections.abc import Iterator
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from vllm_specext.methods.griffin.model import GriffinDrafter
-from vllm_specext.methods.layers import KV
-from vllm_specext.training.own_keys import Passes, attend
+from vllm_specext.training.chains import greedy_chains
+from vllm_specext.training.packed_attention import Layout, Passes, later_inputs
 
 MaskedScore = Literal["-inf", "zero"]
 """The contribution of a key in the future to the softmax: nothing, or, as in the code that trained the released
@@ -21,9 +20,15 @@ checkpoints (inherited from HASS), a score of zero in the denominator and no val
 
 
 def training_passes(
-    model: GriffinDrafter, token_ids: Tensor, features: Tensor, passes: int, masked_score: MaskedScore = "-inf"
+    model: GriffinDrafter,
+    token_ids: Tensor,
+    features: Tensor,
+    layout: Layout,
+    passes: int,
+    masked_score: MaskedScore = "-inf",
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Predict and regress features ``[B, L, d]`` of passes 1 to ``passes`` over the same ``token_ids`` ``[B, L]``.
+    """Predict and regress features ``[B, L, d]`` of passes 1 to ``passes`` over the same ``token_ids`` ``[B, L]``, rows
+    of text in packs.
 
     Pass ``n`` reads, at each position, what the drafter would read in the ``n``-th step of a chain: features of its
     own for the most recent ``n - 1`` positions, the target's before. Gradients reach the weights through every pass's
@@ -31,13 +36,13 @@ def training_passes(
     """
     layer = model.layer
     embeddings = model.embed(token_ids, features.dtype)
-    passed = Passes(layer.self_attn, token_ids.shape[1], token_ids.device)
+    passed = Passes(layer.self_attn, layout)
     inputs = features
     for _ in range(passes):
         hidden = model.fuse(inputs, embeddings)
         predict, regress = layer.finish(hidden + passed.attend(hidden, zero_score=masked_score == "zero"))
         yield predict, regress
-        inputs = torch.cat((inputs[:, :1], regress[:, :-1].detach().to(features.dtype)), dim=1)
+        inputs = later_inputs(features, regress.detach().to(features.dtype), layout)
 
 
 def simulate_chains(model: GriffinDrafter, head: Tensor, token_ids: Tensor, features: Tensor, length: int) -> Tensor:
@@ -46,21 +51,12 @@ def simulate_chains(model: GriffinDrafter, head: Tensor, token_ids: Tensor, feat
     Input ``s`` pairs ``features[:, s]`` with ``token_ids[:, s]``, the token after it; entry ``[:, s, 0]`` is the
     drafter's proposal for the token after that. ``head`` is the target's output matrix ``[V, d]``.
     """
-    attention = model.layer.self_attn
-    position_ids = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
-    causal = position_ids <= position_ids.T
-    shared: KV | None = None
-    own: list[KV] = []
-    drafts: list[Tensor] = []
-    for step in range(length):
-        hidden = model.fuse(features, model.embed(token_ids, features.dtype))
-        kv = attention.keys_values(hidden, position_ids + step)
-        if shared is None:
-            shared = kv
-        else:
-            own.append(kv)
-        queries = attention.queries(hidden, position_ids + step)
-        predict, features = model.layer.finish(hidden + attend(attention, queries, shared, causal, own))
-        token_ids = (predict @ head.T).argmax(dim=-1)
-        drafts.append(token_ids)
-    return torch.stack(drafts, dim=-1)
+    layer = model.layer
+
+    def read(features: Tensor, ids: Tensor) -> Tensor:
+        return model.fuse(features, model.embed(ids, features.dtype))
+
+    def finish(_: Tensor, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        return layer.finish(hidden + attended)
+
+    return greedy_chains(layer.self_attn, read, finish, head, token_ids, features, length)

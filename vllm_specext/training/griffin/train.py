@@ -5,67 +5,45 @@ drafter's own features. The embedding and the head are the target's and stay as 
 drafter.
 """
 
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.griffin.checkpoint import GriffinShape, write_checkpoint
 from vllm_specext.methods.griffin.model import GriffinDrafter
-from vllm_specext.training.features import NOISE, Batch, FeatureRows, make_batch
-from vllm_specext.training.griffin.losses import AlignmentMask, MaskShift, TargetDistribution, pass_losses
+from vllm_specext.training.batches import NOISE, Batch, FeatureBatches, MaskPosition
 from vllm_specext.training.griffin.passes import MaskedScore, training_passes
-from vllm_specext.training.loop import fit, write_record
-from vllm_specext.training.optimization import OptimizerName, linear, make_optimizers
-from vllm_specext.training.stages import Stage, Steps
-from vllm_specext.training.step import Progress, TrainingStep
+from vllm_specext.training.head_loss import Alignment, HeadWeights, MaskShift, head_losses
+from vllm_specext.training.loop import fit
+from vllm_specext.training.losses import feature_loss
+from vllm_specext.training.packs import PackedBatches
+from vllm_specext.training.processes import is_first_process
+from vllm_specext.training.run import Run, write_record
+from vllm_specext.training.staged import StagedRecipe
+from vllm_specext.training.step import Progress, Sums, TrainingStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class GriffinRecipe:
+class GriffinRecipe(StagedRecipe):
     """How to train. Where a default is not the released checkpoints' value, that value is named."""
 
-    steps_per_stage: tuple[int, ...] = (1000, 1000, 1000)
-    """Optimizer steps of stages 1, 2, ...; one entry for each stage."""
-    learning_rates: tuple[float, ...] = (5e-5, 3e-5, 3e-5)
-    warmup_steps: int = 100
-    """Steps of warm-up in each stage, at most the whole of it (released: 2000)."""
-    schedule_steps: int | None = None
-    """The step of a stage at which the linear decay reaches zero: the last one, unless given (released: 800 000, which
-    no stage reached)."""
-    weight_decay: float = 0.01
-    clip_value: float = 0.5
-    optimizer: OptimizerName = "adamw"
-    """Muon learns far more in few steps. Released: AdamW."""
-    muon_factor: float = 5.0
-    """Muon's learning rate as a multiple of AdamW's."""
     feature_weight: float = 1.0
     token_weight: float = 0.1
     top_k_weight: float = 0.5
     """The weight from the second stage on; the first has no top-k loss."""
     mask_top_k: int = 3
     mask_shift: MaskShift = "code"
+    mask_position: MaskPosition = "token"
+    """Released: ``code``."""
     masked_score: MaskedScore = "-inf"
     """Released: ``zero``, from the second stage on."""
     noise: float = NOISE
-    bfloat16: bool = False
-    log_every: int = 50
-    """Steps from one log entry, and state to go on from, to the next."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if len(self.learning_rates) != len(self.steps_per_stage):
-            raise ConfigurationError(
-                f"learning_rates has {len(self.learning_rates)} entries, but steps_per_stage has "
-                f"{len(self.steps_per_stage)}; each stage needs one of both."
-            )
 
 
 def new_griffin_drafter(
@@ -96,29 +74,9 @@ def new_griffin_drafter(
     return model
 
 
-@dataclass
-class NoisyRows:
-    """GRIFFIN's batches: rows with features, and the noise on those."""
-
-    rows: FeatureRows
-    noise: float
-    generator: torch.Generator
-    device: torch.device
-
-    def next(self, progress: Progress) -> Batch:
-        return make_batch(self.rows.take().to(self.device), self.noise, self.generator)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows.state_dict(), "noise": self.generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rows.load_state_dict(state["rows"])
-        self.generator.set_state(state["noise"])
-
-
 class GriffinStep(TrainingStep[Batch]):
-    """``progress.stage`` passes over a batch. The loss is the sum of their losses, the terms are ``[passes]``: feature,
-    token, top-k loss, share of positions counted."""
+    """``progress.stage`` passes over a batch. The losses to add up, and the terms, are ``[passes]``: feature, token,
+    top-k loss, and the share of the first pass's positions that is counted."""
 
     def __init__(self, model: GriffinDrafter, head: Tensor, recipe: GriffinRecipe) -> None:
         super().__init__()
@@ -126,65 +84,57 @@ class GriffinStep(TrainingStep[Batch]):
         self.head = head
         self.recipe = recipe
 
-    def forward(self, batch: Batch, progress: Progress) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: Batch, progress: Progress) -> Sums:
         with torch.autocast(self.head.device.type, dtype=torch.bfloat16, enabled=self.recipe.bfloat16):
             return self.losses(batch, progress.stage)
 
-    def losses(self, batch: Batch, passes: int) -> tuple[Tensor, dict[str, Tensor]]:
-        recipe, head = self.recipe, self.head
-        target = TargetDistribution.from_logits(batch.target_features @ head.T)
-        mask = AlignmentMask(batch.input_ids, batch.loss_mask, recipe.mask_top_k, recipe.mask_shift)
+    def weight(self, batch: Batch) -> Tensor:
+        return batch.counted.sum()
+
+    def losses(self, batch: Batch, passes: int) -> Sums:
+        recipe = self.recipe
         # In the code that trained the released checkpoints both are there from the second stage on.
         masked_score: MaskedScore = recipe.masked_score if passes > 1 else "-inf"
-        top_k_weight = recipe.top_k_weight if passes > 1 else 0.0
-        total = torch.zeros((), device=head.device)
-        terms = []
-        for predict, regress in training_passes(self.model, batch.input_ids, batch.features, passes, masked_score):
-            current = mask.current()
-            logits = predict @ head.T
-            losses = pass_losses(regress, logits, batch.target_features, target, current)
-            mask.update(logits)
-            total = total + losses.total(recipe.feature_weight, recipe.token_weight, top_k_weight)
-            terms.append(torch.stack((losses.feature, losses.token, losses.top_k, current.float().mean())).detach())
-        names = ("feature", "token", "top_k", "counted")
-        return total, dict(zip(names, torch.stack(terms, dim=1), strict=True))
+        weights = HeadWeights(recipe.token_weight, recipe.top_k_weight if passes > 1 else 0.0)
+        made = list(training_passes(self.model, batch.input_ids, batch.features, batch.layout, passes, masked_score))
+        alignment = Alignment(batch.next_ids, batch.layout.positions, recipe.mask_top_k, recipe.mask_shift)
+        wanted, counted = batch.target_features, batch.counted
+        on_head = head_losses(self.head, [predict for predict, _ in made], wanted, counted, weights, alignment)
+        feature = torch.stack(
+            [
+                (feature_loss(regress, wanted) * mask).sum()
+                for (_, regress), mask in zip(made, on_head.masks, strict=True)
+            ]
+        )
+        counts = on_head.masks.sum(dim=(1, 2))
+        terms = {"feature": feature.detach(), "token": on_head.token, "top_k": on_head.top_k}
+        return Sums(
+            recipe.feature_weight * feature + on_head.loss,
+            counts,
+            {name: (term, counts) for name, term in terms.items()}
+            | {"counted": (counts, counted.sum().expand(passes))},
+        )
 
 
 def train_griffin(
     model: GriffinDrafter,
     head: Tensor,
-    rows: FeatureRows,
+    packs: PackedBatches,
     out_dir: Path,
     recipe: GriffinRecipe,
     dtype: torch.dtype = torch.float32,
-    state: Path | None = None,
+    run: Run | None = None,
 ) -> list[dict[str, Any]]:
-    """Train ``model`` in place on ``rows`` and write it to ``out_dir``, in ``dtype``.
+    """Train ``model`` in place on ``packs`` and write it to ``out_dir``, in ``dtype``.
 
-    ``head`` ``[V, d]`` is the target's output matrix; ``state`` is the file from which an interrupted training goes on.
-    Returns the log, and writes it beside the checkpoint as ``training.json``: stage, step, and every pass's losses
-    averaged over the steps since the entry before.
+    ``head`` ``[V, d]`` is the target's output matrix. A training that was interrupted goes on where the state of
+    ``run`` is. Returns the log, and writes it beside the checkpoint as ``training.json``: stage, step, and every
+    pass's losses averaged over the steps since the entry before.
     """
-    batches = NoisyRows(rows, recipe.noise, torch.Generator().manual_seed(recipe.seed), head.device)
-    log = fit(GriffinStep(model, head, recipe), batches, stages(recipe), state, asdict(recipe))
-    write_checkpoint(out_dir, model.shape, model.state_dict(), dtype)
-    write_record(out_dir, {"recipe": asdict(recipe), "log": log})
+    batches = FeatureBatches(packs, recipe.mask_position, recipe.noise, recipe.seed)
+    settings = asdict(recipe)
+    log = fit(GriffinStep(model, head, recipe), batches, recipe.stages(), replace(run or Run(), settings=settings))
+    if is_first_process():
+        write_checkpoint(out_dir, model.shape, model.state_dict(), dtype)
+        write_record(out_dir, {"recipe": settings, "log": log})
     return log
-
-
-def stages(recipe: GriffinRecipe) -> list[Stage]:
-    return [
-        Stage(
-            Steps(steps, recipe.log_every),
-            partial(
-                make_optimizers,
-                name=recipe.optimizer,
-                rate=rate,
-                weight_decay=recipe.weight_decay,
-                muon_factor=recipe.muon_factor,
-            ),
-            linear(min(recipe.warmup_steps, steps), recipe.schedule_steps or steps),
-            partial(nn.utils.clip_grad_value_, clip_value=recipe.clip_value),
-        )
-        for steps, rate in zip(recipe.steps_per_stage, recipe.learning_rates, strict=True)
-    ]

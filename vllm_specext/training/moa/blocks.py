@@ -9,14 +9,22 @@ boundary. Boundaries themselves see more than a drafter could.
 import torch
 from torch import Tensor
 
+from vllm_specext.training.step import Share
 
-def sample_boundaries(response: Tensor, drafted: tuple[int, int], generator: torch.Generator) -> Tensor:
+
+def sample_boundaries(
+    response: Tensor, drafted: tuple[int, int], generator: torch.Generator, share: Share | None = None
+) -> Tensor:
     """``[B, T]``, true at boundaries: what is not ``response`` ``[B, T]``, the first position, and in each row every
-    ``K + 1``-th position of the sequence, with ``K`` uniform in ``drafted``, both ends included."""
+    ``K + 1``-th position of the sequence, with ``K`` uniform in ``drafted``, both ends included.
+
+    Where the rows are one process's ``share`` of a batch, a row's ``K`` is the one that it has in the whole batch.
+    """
     low, high = drafted
-    every = torch.randint(low + 1, high + 2, (len(response), 1), generator=generator).to(response.device)
+    share = share or Share()
+    every = torch.randint(low + 1, high + 2, (len(response) * share.processes, 1), generator=generator)
     positions = torch.arange(response.shape[1], device=response.device)
-    return ~response.bool() | (positions % every == 0)
+    return ~response.bool() | (positions % share.of(every).to(response.device) == 0)
 
 
 def last_verified(boundaries: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from vllm_specext.methods.layers import KV, Rotary
 from vllm_specext.methods.moa.checkpoint import ROPE_KINDS, LayerShape
 from vllm_specext.methods.moa.target_layers import TargetLayers
 from vllm_specext.refusals import LLAMA_LIKE
-from vllm_specext.training.features import RandomOrder, pad, present
+from vllm_specext.training.features import RandomOrder, pad
+from vllm_specext.training.step import Share
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,8 +61,9 @@ def side_by_side(kv: KV) -> Tensor:
 
 
 class TargetStateReader:
-    """``size`` random rows of token ids at a time as the target sees them, all ``rows`` once before any comes again;
-    all positions count.
+    """``size`` random rows of token ids at a time as the target sees them, all ``rows`` once before any comes again.
+
+    The drafter learns where a row's mask in ``learnt`` ``[length]`` is true, and everywhere without.
 
     Every batch is as long as the longest row, so that what is compiled for one fits all.
     """
@@ -74,22 +76,27 @@ class TargetStateReader:
         seed: int,
         last_layers: int = 0,
         *,
+        learnt: Sequence[Tensor] | None = None,
         bfloat16: bool = False,
         compiled: bool = False,
     ) -> None:
         self.target, self.rows = target, rows
+        self.learnt = [torch.ones_like(row) for row in rows] if learnt is None else learnt
         self.last_layers, self.bfloat16 = last_layers, bfloat16
         self.longest = max(len(row) for row in rows)
         self.order = RandomOrder(len(rows), size, seed)
         self.run = torch.compile(target_states) if compiled else target_states
 
-    def take(self) -> TargetStates:
+    def take(self, share: Share | None = None) -> TargetStates:
+        """The next rows, or one process's ``share`` of them."""
         device = self.target.lm_head.weight.device
-        chosen = [self.rows[i] for i in self.order.take()]
-        token_ids = pad([*chosen, torch.zeros(self.longest)])[:-1].to(device)
-        lengths = torch.tensor([len(row) for row in chosen], device=device)
+        chosen = (share or Share()).of(self.order.take())
+        longest = torch.zeros(self.longest)
+        token_ids, learnt = (
+            pad([*(rows[i] for i in chosen), longest])[:-1].to(device) for rows in (self.rows, self.learnt)
+        )
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
-            return self.run(self.target, token_ids, present(token_ids, lengths), self.last_layers)
+            return self.run(self.target, token_ids, learnt.bool(), self.last_layers)
 
     def state_dict(self) -> dict[str, Any]:
         return self.order.state_dict()

@@ -4,7 +4,7 @@ Embedding, head and the last layers of target-layer inference are the target's a
 are taken as the batches come. The same seeds give the same drafter.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,17 @@ from torch import Tensor, nn
 
 from vllm_specext.methods.moa.checkpoint import write_checkpoint
 from vllm_specext.methods.moa.model import MoADrafter
-from vllm_specext.methods.moa.target_layers import TargetLayers, two_key_sets
-from vllm_specext.training.loop import fit, write_record
-from vllm_specext.training.moa.blocks import last_verified, memory_mask, sample_boundaries, token_mask
+from vllm_specext.methods.moa.target_layers import TargetLayers
+from vllm_specext.training.loop import fit
+from vllm_specext.training.moa.blocks import last_verified, sample_boundaries
 from vllm_specext.training.moa.losses import MoALosses, moa_losses
+from vllm_specext.training.moa.passes import drafted_features, through_target_layers
 from vllm_specext.training.moa.target import TargetStateReader, TargetStates
 from vllm_specext.training.optimization import OptimizerName, linear, make_optimizers
+from vllm_specext.training.processes import is_first_process
+from vllm_specext.training.run import Run, write_record
 from vllm_specext.training.stages import Stage, Steps
-from vllm_specext.training.step import Progress, TrainingStep
+from vllm_specext.training.step import Progress, Share, Sums, TrainingStep
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,9 @@ class MoARecipe:
     """The share of the training over which the probability that SA sees only its own block falls from one to zero."""
     count_boundaries: bool = True
     """Whether the losses count boundaries, which see keys and values that drafting would not have. Published: yes."""
-    checkpoint_lsa: bool = True
-    """Recompute LSA in the backward pass, which saves most of the memory."""
+    lsa_chunk: int | None = 512
+    """LSA sees so many tokens at a time, and is made again in the backward pass, which saves most of the memory; all at
+    once, and kept, where there is no number."""
     compiled: bool = False
     bfloat16: bool = True
     log_every: int = 50
@@ -73,10 +77,10 @@ class RowsInBlocks:
     recipe: MoARecipe
     generator: torch.Generator
 
-    def next(self, progress: Progress) -> MoABatch:
-        rows = self.rows.take()
-        boundaries = sample_boundaries(rows.response, self.recipe.drafted, self.generator)
-        alone = torch.rand(len(boundaries), generator=self.generator).to(boundaries.device)
+    def next(self, progress: Progress, share: Share) -> MoABatch:
+        rows = self.rows.take(share)
+        boundaries = sample_boundaries(rows.response, self.recipe.drafted, self.generator, share)
+        alone = share.of(torch.rand(len(boundaries) * share.processes, generator=self.generator)).to(boundaries.device)
         return MoABatch(rows, boundaries, alone < staircase(progress.step, self.recipe))
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,24 +96,29 @@ class MoAStep(TrainingStep[MoABatch]):
 
     def __init__(self, model: MoADrafter, head: Tensor, last_layers: TargetLayers | None, recipe: MoARecipe) -> None:
         super().__init__()
-        model.checkpoint_lsa = recipe.checkpoint_lsa
+        model.lsa_chunk = recipe.lsa_chunk
         self.model: MoADrafter = model
         self.head, self.last_layers = head, last_layers
         self.recipe = recipe
-        self.losses_of = torch.compile(step_losses) if recipe.compiled else step_losses
+        self.features_of = torch.compile(drafted_features) if recipe.compiled else drafted_features
 
-    def forward(self, batch: MoABatch, progress: Progress) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: MoABatch, progress: Progress) -> Sums:
         with torch.autocast(self.head.device.type, dtype=torch.bfloat16, enabled=self.recipe.bfloat16):
-            losses = self.losses_of(
-                self.model,
-                self.head,
-                self.last_layers,
-                batch.rows,
-                batch.boundaries,
-                batch.block_only,
-                self.recipe.count_boundaries,
-            )
-            return losses.total(), losses.terms()
+            return self.losses(batch).sums()
+
+    def weight(self, batch: MoABatch) -> Tensor:
+        return self._counted(batch).sum()
+
+    def losses(self, batch: MoABatch) -> MoALosses:
+        rows, last, counted = batch.rows, last_verified(batch.boundaries), self._counted(batch)
+        features = self.features_of(self.model, rows.embeddings, rows.kv, last, batch.block_only)
+        if self.last_layers is None:
+            return moa_losses(features, rows.features, self.head, counted)
+        final = through_target_layers(self.last_layers, features, rows.last_kvs, last)
+        return moa_losses(final, rows.features, self.head, counted, (features, rows.entry))
+
+    def _counted(self, batch: MoABatch) -> Tensor:
+        return batch.rows.response & (self.recipe.count_boundaries | ~batch.boundaries)
 
 
 def train_moa(
@@ -120,19 +129,21 @@ def train_moa(
     out_dir: Path,
     recipe: MoARecipe,
     dtype: torch.dtype = torch.float32,
-    state: Path | None = None,
+    run: Run | None = None,
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place on ``rows`` and write it to ``out_dir``, in ``dtype``.
 
-    ``head`` ``[V, E]`` is the target's output matrix; ``state`` is the file from which an interrupted training goes on.
-    Returns the log, and writes it beside the checkpoint as ``training.json``: step, and the losses averaged over the
-    steps since the entry before.
+    ``head`` ``[V, E]`` is the target's output matrix. A training that was interrupted goes on where the state of
+    ``run`` is. Returns the log, and writes it beside the checkpoint as ``training.json``: step, and the losses averaged
+    over the steps since the entry before.
     """
     batches = RowsInBlocks(rows, recipe, torch.Generator().manual_seed(recipe.seed))
     step = MoAStep(model, head, last_layers, recipe)
-    log = fit(step, batches, [only_stage(recipe)], state, asdict(recipe))
-    write_checkpoint(out_dir, model.shape, model.state_dict(), dtype)
-    write_record(out_dir, {"recipe": asdict(recipe), "log": log})
+    settings = asdict(recipe)
+    log = fit(step, batches, [only_stage(recipe)], replace(run or Run(), settings=settings))
+    if is_first_process():
+        write_checkpoint(out_dir, model.shape, model.state_dict(), dtype)
+        write_record(out_dir, {"recipe": settings, "log": log})
     return log
 
 
@@ -155,23 +166,3 @@ def only_stage(recipe: MoARecipe) -> Stage:
 def staircase(step: int, recipe: MoARecipe) -> float:
     """The probability, in this step, that SA sees only its own block."""
     return max(0.0, 1 - step / (recipe.staircase * recipe.steps)) if recipe.staircase else 0.0
-
-
-def step_losses(
-    model: MoADrafter,
-    head: Tensor,
-    last_layers: TargetLayers | None,
-    batch: TargetStates,
-    boundaries: Tensor,
-    block_only: Tensor,
-    count_boundaries: bool,
-) -> MoALosses:
-    """``boundaries`` ``[B, T]``; ``block_only`` ``[B]``: rows in which SA sees only its own block."""
-    last = last_verified(boundaries)
-    features = model(batch.embeddings, batch.kv, token_mask(last, block_only), memory_mask(last))
-    counted = batch.response & (count_boundaries | ~boundaries)
-    if last_layers is None:
-        return moa_losses(features, batch.features, head, counted)
-    position_ids = torch.arange(features.shape[1], device=features.device)[None]
-    final, _ = last_layers(features, position_ids, two_key_sets(last), batch.last_kvs)
-    return moa_losses(final, batch.features, head, counted, (features, batch.entry))

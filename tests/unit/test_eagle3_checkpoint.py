@@ -1,0 +1,87 @@
+"""EAGLE-3 drafters that are trained here, on disk: what is written is read again, and other drafters are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.unit.tiny_llama import tiny_llama
+from vllm_specext.demo.eagle3 import drafter_for
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.eagle3.checkpoint import LAYERS, read_shape, read_tensors, write_checkpoint
+from vllm_specext.training.eagle3.model import Eagle3Drafter
+from vllm_specext.training.eagle3.shape import default_layers, layers_to_read
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> Eagle3Drafter:
+    drafter = drafter_for(tiny_llama(6))
+    write_checkpoint(tmp_path, drafter.shape, drafter.state_dict(), torch.float32)
+    return drafter
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def change_tensors(folder: Path, **tensors: torch.Tensor) -> None:
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}, path)
+
+
+def test_what_is_written_is_read_again_and_has_no_weights_of_the_target(drafter: Eagle3Drafter, tmp_path: Path) -> None:
+    assert read_shape(tmp_path, 6) == drafter.shape
+    tensors, own = read_tensors(tmp_path), drafter.state_dict()
+    assert tensors.keys() == own.keys() == drafter.shape.parameters().required().keys()
+    assert all(torch.equal(tensors[name], own[name]) for name in own)
+
+
+def test_another_layout_of_the_same_drafter_is_read(drafter: Eagle3Drafter, tmp_path: Path) -> None:
+    own = drafter.state_dict()
+    renamed = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in own.items()}
+    save_file({**renamed, "embed_tokens.weight": torch.zeros(50, 32)}, tmp_path / "model.safetensors")
+    change_config(tmp_path, **{LAYERS: None})
+    assert read_shape(tmp_path, 12).layers == default_layers(12)
+    assert read_tensors(tmp_path).keys() == own.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"norm_before_residual": True}, "norm_before_residual is True; an EAGLE-3 drafter that is trained here has"),
+        ({"model_type": "qwen3"}, "model_type is 'qwen3'; an EAGLE-3 drafter that is trained here has 'llama'"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2;"),
+        ({"draft_vocab_size": 20}, "draft_vocab_size is 20; .* which has 50"),
+        ({"intermediate_size": 8}, "has shape .*; expected"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3 and head_dim 8; expected heads that share keys evenly"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "has the type 'linear'"),
+        ({LAYERS: [1, 2]}, "expected the numbers of 3 layers"),
+    ],
+)
+def test_a_drafter_that_is_another_one_is_refused(
+    drafter: Eagle3Drafter, changes: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    change_config(tmp_path, **changes)
+    with pytest.raises(ConfigurationError, match=expected):
+        read_shape(tmp_path, 6)
+
+
+def test_an_output_layer_of_the_drafters_own_is_refused(drafter: Eagle3Drafter, tmp_path: Path) -> None:
+    change_tensors(tmp_path, lm_head__weight=torch.zeros(50, 32))
+    with pytest.raises(ConfigurationError, match=r"lm_head\.weight is an output layer of the drafter's own"):
+        read_shape(tmp_path, 6)
+
+
+def test_layers_are_vllms_default_wherever_the_target_has_enough() -> None:
+    assert layers_to_read(32) == default_layers(32) == (2, 16, 29)
+    for count in range(4, 40):
+        layers = layers_to_read(count)
+        assert list(layers) == sorted(set(layers))
+        assert 1 <= layers[0] <= layers[-1] < count
+        assert layers == default_layers(count) or count < 7
+    with pytest.raises(ConfigurationError, match=r"num_hidden_layers 3, .* at least 4 are needed"):
+        layers_to_read(3)

@@ -1,0 +1,125 @@
+"""Batches of drafters that read the target's features: of packed rows, what each input is and what it shall give."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vllm_specext.training.generators import generator
+from vllm_specext.training.packed_attention import Layout
+from vllm_specext.training.packs import Packed, PackedBatches
+from vllm_specext.training.step import Progress, Share
+
+NOISE = 0.2 * 512
+"""Width of the uniform noise on a training row's features, divided by the row's length (EAGLE's augmentation)."""
+
+MaskPosition = Literal["token", "code"]
+"""Whose mask decides whether an output counts: the predicted token's, ``s + 2``, or that of the feature's position
+``s``, as in the code that trained the released GRIFFIN checkpoints, which never learns an answer's first two tokens."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs ``s``, which are tokens ``s + 1`` and features ``s``, and the features ``s + 1`` to reproduce; zeros where
+    a row has none. ``B`` packs of ``L`` slots."""
+
+    layout: Layout
+    input_ids: Tensor
+    """``[B, L]``: tokens ``s + 1``."""
+    next_ids: Tensor
+    """``[B, L]``: tokens ``s + 2``, which outputs predict."""
+    features: Tensor
+    """``[B, L, d]``, to read: with noise, if there is any."""
+    target_features: Tensor
+    """``[B, L, d]``: features ``s + 1``, the inputs of the head from which token ``s + 2`` follows."""
+    counted: Tensor
+    """``[B, L]`` bool: outputs that are in the loss."""
+    aux: Tensor | None = None
+    """``[B, L, 3 · d]``: further hidden states of tokens ``s``."""
+
+
+def make_batch(packed: Packed, mask_position: MaskPosition = "token") -> Batch:
+    """A position after which there is no feature to reproduce never counts: a row's last, and, where the target has not
+    read the row's last token, the one before."""
+    later = packed.layout.later
+    input_ids = _next(packed.token_ids, later)
+    mask = packed.loss_mask
+    if mask_position == "token":
+        counted = _next(_next(mask, later), later)
+    else:
+        counted = mask & _next(packed.features.any(dim=-1), later)
+    return Batch(
+        packed.layout,
+        input_ids,
+        _next(input_ids, later),
+        packed.features,
+        _next(packed.features, later),
+        counted,
+        packed.aux,
+    )
+
+
+def noise(packed: Packed, amplitude: float, seed: int) -> Tensor:
+    """``[B, L, d]``: uniform noise of ``amplitude / (2 · length)`` on every row's features. A pack's follows from its
+    number, whichever process has it."""
+    shape = packed.features.shape[1:]
+    uniform = [torch.rand(shape, generator=generator(seed, number)) for number in packed.numbers]
+    scale = (amplitude / packed.lengths)[..., None]
+    return (torch.stack(uniform).to(packed.features.device) - 0.5) * scale
+
+
+class FeatureBatches:
+    """Batches from packs, with noise on the features that are read, if any.
+
+    With ``ahead`` a thread makes every batch while the one before is in use. That is for rows that are read from
+    somewhere: a thread computes with as many threads of its own as torch likes, which may change the last bits.
+    """
+
+    def __init__(
+        self,
+        packs: PackedBatches,
+        mask_position: MaskPosition = "token",
+        amplitude: float = 0.0,
+        seed: int = 0,
+        *,
+        ahead: bool = False,
+    ) -> None:
+        self.packs = packs
+        self.mask_position, self.amplitude, self.seed = mask_position, amplitude, seed
+        self.thread = ThreadPoolExecutor(1) if ahead else None
+        self.made: tuple[tuple[int, ...], Future[Batch]] | None = None
+        """The packs that the thread works on, or has made."""
+
+    def next(self, progress: Progress, share: Share) -> Batch:
+        numbers = self.packs.take(share)
+        if self.thread is None:
+            return self._make(numbers)
+        if self.made is None or self.made[0] != numbers:
+            self.made = numbers, self.thread.submit(self._make, numbers)
+        batch = self.made[1].result()
+        following = tuple(number + self.packs.size for number in numbers)
+        self.made = following, self.thread.submit(self._make, following)
+        return batch
+
+    def _make(self, numbers: tuple[int, ...]) -> Batch:
+        packed = self.packs.make(numbers)
+        batch = make_batch(packed, self.mask_position)
+        if self.amplitude:
+            # Padding is a row of its own, which nothing sees.
+            batch = replace(batch, features=batch.features + noise(packed, self.amplitude, self.seed))
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.packs.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.packs.load_state_dict(state)
+
+
+def _next(x: Tensor, later: Tensor) -> Tensor:
+    """Position ``s + 1`` of the row at ``s``; zeros at its end."""
+    shifted = F.pad(x[:, 1:], (*(0, 0) * (x.ndim - 2), 0, 1))
+    return shifted * (later > 0).view(*later.shape, *[1] * (x.ndim - 2)).to(x.dtype)

@@ -1,0 +1,78 @@
+"""EAGLE-3's drafter (Li et al., arXiv 2503.01840) in plain torch.
+
+Input ``s`` of a sequence pairs hidden states of position ``s``, the target's from three layers or this drafter's own
+from the step before, with the embedding of token ``s + 1``; of output ``s`` the head makes the logits of token
+``s + 2``. Embedding and head are the target's, and not in the drafter. Module names are those of the released
+checkpoints, after vLLM's renaming.
+
+Shapes: ``B`` sequences, ``L`` inputs, ``d`` hidden size.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vllm_specext.methods.layers import Attention, RMSNorm, Rotary
+from vllm_specext.training.eagle3.shape import STATES, Eagle3Shape
+
+
+class MLP(nn.Module):
+    def __init__(self, hidden_size: int, mlp_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, mlp_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, mlp_size, bias=False)
+        self.down_proj = nn.Linear(mlp_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return projected
+
+
+class Layer(nn.Module):
+    """A Llama layer whose attention reads the embedding and the hidden state side by side."""
+
+    def __init__(self, shape: Eagle3Shape) -> None:
+        super().__init__()
+        d, eps = shape.hidden_size, shape.rms_norm_eps
+        rotary = Rotary(shape.rope_theta)
+        self.input_layernorm = RMSNorm(d, eps)
+        self.hidden_norm = RMSNorm(d, eps)
+        self.self_attn = Attention(2 * d, shape.heads, shape.kv_heads, shape.head_dim, rotary, out_width=d)
+        self.post_attention_layernorm = RMSNorm(d, eps)
+        self.mlp = MLP(d, shape.mlp_size)
+
+    def fuse(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
+        """What attention reads, ``[B, L, 2 d]``, of both, ``[B, L, d]``."""
+        return torch.cat((self.input_layernorm(embeddings), self.hidden_norm(hidden)), dim=-1)
+
+    def finish(self, residual: Tensor) -> Tensor:
+        """The part after attention."""
+        finished: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return finished
+
+
+class Eagle3Drafter(nn.Module):
+    def __init__(self, shape: Eagle3Shape) -> None:
+        """With torch's default initialisation."""
+        super().__init__()
+        self.shape = shape
+        self.fc = nn.Linear(STATES * shape.hidden_size, shape.hidden_size, bias=False)
+        self.layers = nn.ModuleList([Layer(shape)])
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+
+    @property
+    def layer(self) -> Layer:
+        (layer,) = self.layers
+        assert isinstance(layer, Layer)
+        return layer
+
+
+def new_eagle3_drafter(shape: Eagle3Shape, norm: Tensor | None = None, seed: int = 0) -> Eagle3Drafter:
+    """An untrained drafter, the same one for the same ``seed``. ``norm`` ``[d]`` are the weights of the target's last
+    norm, with which the drafter's begins."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Eagle3Drafter(shape)
+    if norm is not None:
+        model.norm.weight.data.copy_(norm)
+    return model

@@ -1,0 +1,193 @@
+"""Losses that need logits, without keeping any: the head is applied to a few positions at a time.
+
+Of every chunk of positions the target's and the drafter's logits are made, the losses' sums and the gradient of the
+drafter's features are taken from them, and they are dropped. So no ``[B, L, V]`` tensor lives, and the backward pass
+makes no logits again. The target's logits of a chunk serve all passes. What is computed is defined by
+``losses.py`` and ``griffin/losses.py``, which make all logits at once.
+
+``B`` packs of ``L`` positions, ``d`` hidden size, ``V`` tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+CHUNK = 1024
+"""Positions whose logits live at the same time."""
+
+DISTILLED_TOKENS = 10
+"""The target's most probable tokens that the top-k loss looks at (HASS)."""
+
+MaskShift = Literal["code", "paper"]
+"""The hits that a token's loss in pass ``n`` requires: those of the ``n - 1`` tokens that end with the token itself, as
+in the code that trained GRIFFIN's released checkpoints, or with the one before it, as the paper's corrected equation
+says."""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """GRIFFIN's mask of later passes: a position counts if the text's last tokens were all hits, among the ``top_k``
+    best of the drafter in the passes before."""
+
+    next_ids: Tensor
+    """``[B, L]``: the text's token that an output predicts."""
+    positions: Tensor
+    """``[B, L]``: places in the row of text. No mask looks back across a row's beginning, which has position 0."""
+    top_k: int = 3
+    shift: MaskShift = "code"
+
+
+@dataclass(frozen=True)
+class HeadLosses:
+    """One number for each pass, over the positions that count in it. All but ``loss`` have no gradient."""
+
+    loss: Tensor
+    """``[passes]``: the sum of both losses, weighted."""
+    token: Tensor
+    """``[passes]``: sum of the cross-entropy against the target's distribution."""
+    top_k: Tensor
+    """``[passes]``: sum of the part of it that falls on the target's best tokens."""
+    masks: Tensor
+    """``[passes, B, L]`` bool: the positions that count."""
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """Of both losses in a pass's loss."""
+
+    token: float = 1.0
+    top_k: float = 0.0
+
+
+def head_losses(
+    head: Tensor,
+    features: Sequence[Tensor],
+    wanted: Tensor,
+    counted: Tensor,
+    weights: HeadWeights,
+    alignment: Alignment | None = None,
+    chunk: int = CHUNK,
+) -> HeadLosses:
+    """Losses of every pass's ``features`` ``[B, L, d]`` against the target's ``wanted`` ``[B, L, d]``, which is the
+    input of the same, frozen ``head`` ``[V, d]``. ``counted`` ``[B, L]`` is true where the first pass learns.
+
+    Under autocast logits are made in its dtype; all that follows is float32.
+    """
+    if head.requires_grad:
+        raise ValueError("the head is trained; expected one that is frozen")
+    if alignment is None:
+        nothing = torch.zeros_like(counted, dtype=torch.int64)
+        alignment = Alignment(nothing, nothing, top_k=0)
+    loss, token, top_k, masks = _HeadLosses.apply(head, wanted, counted, weights, alignment, chunk, *features)
+    return HeadLosses(loss, token, top_k, masks)
+
+
+class _HeadLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        head: Tensor,
+        wanted: Tensor,
+        counted: Tensor,
+        weights: HeadWeights,
+        alignment: Alignment,
+        chunk: int,
+        *features: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        device = head.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features[0].dtype
+        with torch.autocast(device, enabled=False):
+            walk = _Walk(head.to(dtype), weights, alignment, counted, [x.flatten(0, 1) for x in features])
+            flat = wanted.flatten(0, 1)
+            for start in range(0, len(flat), chunk):
+                walk.take(slice(start, min(start + chunk, len(flat))), flat)
+        ctx.gradients = walk.gradients
+        ctx.shape = wanted.shape
+        sums = walk.sums.unbind()
+        masks = walk.masks.unflatten(1, counted.shape)
+        loss = weights.token * sums[0] + weights.top_k * sums[1]
+        ctx.mark_non_differentiable(*sums, masks)
+        return loss, *sums, masks
+
+    @staticmethod
+    def backward(ctx: Any, loss: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = (
+            (kept * scale).view(ctx.shape).to(kept.dtype) for kept, scale in zip(ctx.gradients, loss, strict=True)
+        )
+        return None, None, None, None, None, None, *gradients
+
+
+class _Walk:
+    """From chunk to chunk, in the order of positions: a position's mask needs hits of positions before it alone."""
+
+    def __init__(
+        self, head: Tensor, weights: HeadWeights, alignment: Alignment, counted: Tensor, features: list[Tensor]
+    ) -> None:
+        self.head, self.weights, self.alignment, self.features = head, weights, alignment, features
+        self.counted = counted.flatten().bool()
+        self.next_ids = alignment.next_ids.flatten()
+        self.begins = alignment.positions.flatten() == 0
+        passes = len(features)
+        self.masks = self.counted.new_zeros(passes, len(self.counted))
+        self.runs = self.counted.new_zeros(passes, len(self.counted))
+        """Of every pass: whether this position and those before it were hits of this pass and of those before it."""
+        self.sums = torch.zeros(2, passes, device=head.device)
+        self.gradients = [torch.empty_like(x) for x in features]
+
+    def take(self, at: slice, wanted: Tensor) -> None:
+        teacher = (wanted[at].to(self.head.dtype) @ self.head.T).float().softmax(dim=-1)
+        best, best_ids = teacher.topk(min(DISTILLED_TOKENS, teacher.shape[-1]), dim=-1)
+        for n, features in enumerate(self.features):
+            logits = (features[at].to(self.head.dtype) @ self.head.T).float()
+            self._mark(n, at, logits)
+            mask = self.masks[n, at].float()
+            normaliser = logits.logsumexp(dim=-1)
+            token = normaliser - torch.einsum("nv,nv->n", teacher, logits)
+            on_best = (best * (normaliser[:, None] - logits.gather(-1, best_ids))).sum(dim=-1)
+            self.sums[0, n] += (mask * token).sum()
+            self.sums[1, n] += (mask * on_best).sum()
+            self._differentiate(n, at, logits, normaliser, mask, teacher, best, best_ids)
+
+    def _mark(self, n: int, at: slice, logits: Tensor) -> None:
+        """The positions of the chunk that count in this pass, and the runs of hits that end at them."""
+        before = self._before(n, at)
+        if n == 0 or not self.alignment.top_k:
+            needed: Tensor | bool = True
+        else:
+            needed = before if self.alignment.shift == "paper" else self.runs[n - 1, at]
+        self.masks[n, at] = self.counted[at] & needed
+        if self.alignment.top_k:
+            top = logits.topk(self.alignment.top_k, dim=-1).indices
+            self.runs[n, at] = before & (top == self.next_ids[at, None]).any(dim=-1)
+
+    def _before(self, n: int, at: slice) -> Tensor:
+        """The last pass's runs that end one position before; true where there is no such pass or position."""
+        if n == 0:
+            return torch.ones_like(self.begins[at])
+        runs = self.runs[n - 1]
+        shifted = runs[at.start - 1 : at.stop - 1] if at.start else torch.cat((runs[:1], runs[: at.stop - 1]))
+        return shifted | self.begins[at]
+
+    def _differentiate(
+        self,
+        n: int,
+        at: slice,
+        logits: Tensor,
+        normaliser: Tensor,
+        mask: Tensor,
+        teacher: Tensor,
+        best: Tensor,
+        best_ids: Tensor,
+    ) -> None:
+        """``logits`` become the loss's gradient of them."""
+        weights = self.weights
+        gradient = logits.sub_(normaliser[:, None]).exp_()
+        gradient *= weights.token + weights.top_k * best.sum(dim=-1, keepdim=True)
+        gradient.add_(teacher, alpha=-weights.token)
+        if weights.top_k:
+            gradient.scatter_add_(-1, best_ids, best * -weights.top_k)
+        gradient *= mask[:, None]
+        self.gradients[n][at] = (gradient.to(self.head.dtype) @ self.head).to(self.gradients[n].dtype)
