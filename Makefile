@@ -7,10 +7,11 @@ VENV ?= .venv
 WORKERS ?= $(shell command -v nvidia-smi > /dev/null && echo 0 || echo 2)
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS)
 BIN := $(VENV)/bin
+TRAINING := build/train-demo
 export VENV FLAVOUR PYTHON PIP_OPTIONS TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all serve bench test test-all test-fast lint format docs clean
+.PHONY: help setup demo demo-all train-demo serve bench test test-all test-fast lint format docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +24,13 @@ demo: setup ## Serve the bundled models with and without drafts and compare (wri
 
 demo-all: setup ## The same with every method
 	@$(BIN)/vllm-specext demo --all --json demo.json --plot demo.png
+
+train-demo: setup ## Train a GRIFFIN drafter for the bundled target within half an hour (into build/train-demo)
+	@$(BIN)/python -m vllm_specext.demo.make_rows --work $(TRAINING)
+	@$(BIN)/vllm-specext train griffin --target vllm_specext/demo/models/target --data $(TRAINING)/rows.jsonl \
+	  --output $(TRAINING)/run --recipe vllm_specext/demo/train_demo.toml --max-length 288 --dtype float32 \
+	  --temperature 0 --processes 2
+	@$(BIN)/python -m vllm_specext.demo.griffin_acceptance --work $(TRAINING) --drafter $(TRAINING)/run/drafter
 
 serve: setup ## Leave an OpenAI server with GRIFFIN drafts running on the bundled models
 	@$(BIN)/vllm-specext demo --serve

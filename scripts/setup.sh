@@ -29,7 +29,7 @@ choose_flavour() {
 
 supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; }
 
-# The virtual environment's, where there is one; otherwise the first that vLLM 0.32 supports.
+# The virtual environment's, where there is one; otherwise the first that vLLM supports.
 choose_python() {
     local candidate candidates=${PYTHON:-python3 python3.12 python3.11 python3.13}
     if [[ -x $venv/bin/python ]]; then

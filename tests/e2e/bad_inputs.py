@@ -76,7 +76,9 @@ def served(target: Any, *, arguments: str = "", names: tuple[str, ...]) -> BadIn
 
 
 SERVE: dict[str, BadInput] = {
-    "a misspelt method": griffin("'method' is 'grifin'", "griffin, eagle3-tree, eagle-tree, moa", method="grifin"),
+    "a misspelt method": griffin(
+        "'method' is 'grifin'", "griffin, eagle3-tree, eagle-tree, dflash-tree", method="grifin"
+    ),
     "a list of methods": griffin("'method' is ['griffin']", method=["griffin"]),
     "an empty list": launch("[]", "--speculative-config is []", "JSON object"),
     "a text": launch('"x"', "--speculative-config is 'x'", "JSON object"),
@@ -185,6 +187,35 @@ OTHERS: dict[str, BadInput] = {
     ),
     "ids in a missing folder": command(
         "vocab --target TARGET --text a --output gone/ids.json", "--output is 'gone/ids.json'", prepare=file("a", "a")
+    ),
+    "a missing drafter to convert": command("convert ./gone new --to griffin", "SRC is './gone'", "hub id"),
+    "a format that is none": command("convert BUNDLED/griffin new --to eagle4", "--to", "eagle4", "speculators"),
+    "no format": command("convert BUNDLED/griffin new", "--to"),
+    "a way that does not exist": command(
+        "convert BUNDLED/eagle3 new --to griffin", "eagle3 is a checkpoint of EAGLE-3", "--to griffin takes EAGLE-1"
+    ),
+    "a truncated drafter to convert": command(
+        "convert drafter new --to griffin", "drafter/model.safetensors is truncated", prepare=truncated
+    ),
+    "a drafter to convert without a tensor": command(
+        "convert drafter new --to speculators --target TARGET", "lacks tensor norm.weight", prepare=without_its_norm
+    ),
+    "a converted drafter without its target": command(
+        "convert BUNDLED/griffin new --to speculators", "--target is missing"
+    ),
+    "another target for a converted drafter": command(
+        "convert BUNDLED/griffin new --to speculators --target BUNDLED/foreign_bpe",
+        "--target is",
+        "foreign_bpe', whose hidden_size is 128",
+    ),
+    "a full folder for a converted drafter": command(
+        "convert BUNDLED/griffin a --to griffin", "DST is 'a', which is not empty", prepare=file("a/b", "")
+    ),
+    "a file for a converted drafter": command(
+        "convert BUNDLED/griffin a --to griffin", "DST is 'a'", "a file", prepare=file("a", "")
+    ),
+    "a converted drafter that cannot be written": command(
+        "convert BUNDLED/griffin /proc/x --to griffin", "DST is '/proc/x', which cannot be written"
     ),
     "a missing set": command("swift gone", "gone is no file"),
     "a set that is no JSON": command("swift set.json", "set.json is not a JSON file", prepare=file("set.json", DEEP)),

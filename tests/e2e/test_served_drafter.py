@@ -19,7 +19,9 @@ from vllm_specext.measure.bundled import MODELS
 from vllm_specext.measure.server import Server, speculation
 from vllm_specext.served_drafter import served_keys
 
-METHODS = {"griffin": "griffin", "moa": "moa", "eagle3": "eagle3-tree"}
+METHODS = {"griffin": "griffin", "moa": "moa", "eagle3": "eagle3-tree", "dflash": "dflash-tree"}
+ENOUGH = 40
+"""Verifications after which the share of accepted drafts is no chance."""
 
 
 def test_a_drafter_served_by_its_own_name_drafts_and_answers_as_plain_decoding(
@@ -31,9 +33,14 @@ def test_a_drafter_served_by_its_own_name_drafts_and_answers_as_plain_decoding(
         return [complete(openai, prompt).choices[0].token_ids for prompt in prompts[:6]]
 
     assert ids(client(served)) == ids(without)
+    # How many tokens are drafted is chosen by measured times, so that a busy machine may draft hardly any of them.
+    for prompt in prompts[6:]:
+        if speculation(served).verifications >= ENOUGH:
+            break
+        complete(client(served), prompt)
     counted = speculation(served)
     assert counted.verifications > 0
-    assert sum(counted.accepted) > counted.verifications  # more than a token each
+    assert counted.accepted[0] > counted.verifications / 3
 
 
 def launch(drafter: Path, **keys: Any) -> Any:

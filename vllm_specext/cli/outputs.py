@@ -17,6 +17,22 @@ def check_folder(option: str, path: Path) -> None:
         raise refusal(option, path, error) from None
 
 
+def check_new_folder(option: str, path: Path) -> None:
+    """Refuse a ``path`` that is there, unless it is an empty folder. Nothing is made. Errors name the user's
+    ``option``."""
+    try:
+        if any(path.iterdir()):
+            raise ConfigurationError(
+                f"{option} is {str(path)!r}, which is not empty; it has to be a new or empty folder."
+            )
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise refusal(option, path, FileExistsError()) from None
+    except OSError as error:
+        raise refusal(option, path, error) from None
+
+
 def check_file(option: str, path: Path) -> None:
     """Make and remove the file ``path``. A file that exists stays as it is. Errors name the user's ``option``."""
     try:

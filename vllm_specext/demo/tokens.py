@@ -8,6 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from vllm_specext.measure.bundled import TARGET
 from vllm_specext.measure.corpus import CHAT_TEMPLATE, END_OF_TEXT, SPECIAL_TOKENS, Kind, documents
 
 VOCAB_SIZE = 2048
@@ -64,3 +65,10 @@ def encode_corpus(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
         np.save(directory / f"{kind}.npy", np.concatenate(rows))
     sizes = {name: int(np.load(directory / f"{name}.npy").size) for name in ("train", "code", "prose")}
     (directory / "sizes.json").write_text(json.dumps(sizes))
+
+
+def keep_corpus(directory: Path) -> None:
+    """The corpus in the bundled target's tokens, as `encode_corpus` writes it, made if it is not there."""
+    if not (directory / "sizes.json").exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        encode_corpus(PreTrainedTokenizerFast.from_pretrained(TARGET), directory)

@@ -32,9 +32,10 @@ from vllm_specext.demo.foreign_tokens import (
 )
 from vllm_specext.demo.train_target import Windows, next_token_loss, optimizers
 from vllm_specext.demo.training_text import CHAIN, PROMPT, add_restart, held_out_rows, own_rows, state_file
-from vllm_specext.training.loop import fit, write_record
+from vllm_specext.training.loop import fit
+from vllm_specext.training.run import Run, write_record
 from vllm_specext.training.stages import ProcessorTime, Stage
-from vllm_specext.training.step import Progress, TrainingStep
+from vllm_specext.training.step import Progress, Share, Sums, TrainingStep
 
 FIRST_BATCH, FIRST_LENGTH = 16, 512
 SECOND_OWN, SECOND_TEXT, SECOND_LENGTH = 6, 2, 1024
@@ -79,13 +80,13 @@ class Mixture:
         self.tokens = 0
         """Predicted so far."""
 
-    def next(self, progress: Progress) -> Tensor:
+    def next(self, progress: Progress, share: Share) -> Tensor:
         if progress.done < 0.5:
             ids = self.first.batch(FIRST_BATCH)
         else:
             ids = torch.cat([self.own.batch(SECOND_OWN), self.second.batch(SECOND_TEXT)])
         self.tokens += ids[:, 1:].numel()
-        return ids
+        return share.of(ids)
 
     def state_dict(self) -> dict[str, Any]:
         windows = {name: getattr(self, name).state_dict() for name in ("first", "second", "own")}
@@ -107,9 +108,9 @@ class ForeignStep(TrainingStep[Tensor]):
         # Where the CPU has no instructions for it, bfloat16 takes three times as long as float32.
         self.in_bfloat16 = torch.cpu._is_avx512_bf16_supported()
 
-    def forward(self, batch: Tensor, progress: Progress) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: Tensor, progress: Progress) -> Sums:
         loss = next_token_loss(self.model, batch, self.in_bfloat16)
-        return loss, {"train": loss.detach()}
+        return Sums.of_means(loss, {"train": loss})
 
     def measure(self, progress: Progress) -> dict[str, Any]:
         return {"tokens": self.data.tokens, **held_out_bits(self.model, self.texts, self.lengths, windows=8)}
@@ -134,7 +135,7 @@ def train(
         partial(nn.utils.clip_grad_norm_, max_norm=1.0),
     )
     data = Mixture(texts)
-    return fit(ForeignStep(model, data, texts, lengths), data, [stage], state, {"minutes": minutes})
+    return fit(ForeignStep(model, data, texts, lengths), data, [stage], Run(state, {"minutes": minutes}))
 
 
 def evaluate(

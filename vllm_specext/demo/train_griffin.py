@@ -11,22 +11,23 @@ target's own continuations of held-out prefixes that do not loop.
 import json
 import os
 import time
-from dataclasses import asdict
 
 import torch
 from transformers import LlamaForCausalLM
 
 from vllm_specext import served_drafter
-from vllm_specext.demo.training_text import CHAIN, PROMPT, arguments, held_out_rows, state_file, training_rows
-from vllm_specext.training.features import FeatureRows
-from vllm_specext.training.griffin.acceptance import measure_acceptance
+from vllm_specext.demo.griffin_acceptance import measured
+from vllm_specext.demo.training_text import LENGTH, PACKS, arguments, state_file, training_rows
+from vllm_specext.training.features import TargetRows
 from vllm_specext.training.griffin.train import GriffinRecipe, new_griffin_drafter, train_griffin
+from vllm_specext.training.packs import PackedBatches
+from vllm_specext.training.run import Run
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--steps", type=int, nargs="+", default=[400, 150, 420], help="of each stage")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=16, help="rows of the greatest length; a multiple of 4")
     parser.add_argument("--lr", type=float, default=8e-3, help="AdamW's in the first stage; Muon's is five times it")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -42,14 +43,11 @@ def main() -> None:
         bfloat16=True,
     )
     model = new_griffin_drafter(target, mlp_size=704, heads=4, kv_heads=4, head_dim=64)
-    source = FeatureRows(target, rows, args.batch, seed=1, bfloat16=True)
+    packs = PackedBatches(TargetRows(target, rows, seed=1, bfloat16=True), args.batch // PACKS * LENGTH, PACKS)
     state = state_file(args.work, "griffin", args.restart)
-    train_griffin(model, target.lm_head.weight, source, args.out, recipe, torch.float16, state)
+    train_griffin(model, target.lm_head.weight, packs, args.out, recipe, torch.float16, Run(state))
     served_drafter.write(args.out, "griffin", os.path.relpath(args.target, args.out))
-    figures = {
-        name: {"rows": len(rows), **asdict(measure_acceptance(model, target, rows, PROMPT, CHAIN))}
-        for name, rows in held_out_rows(target, args.work).items()
-    }
+    figures = measured(model, target, args.work)
     print(json.dumps(figures, indent=1), f"{time.time() - started:.0f} s", flush=True)
     (args.out / "acceptance.json").write_text(json.dumps(figures, indent=1) + "\n")
 

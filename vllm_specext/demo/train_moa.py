@@ -21,6 +21,7 @@ from vllm_specext.training.moa.acceptance import measure_moa_acceptance
 from vllm_specext.training.moa.target import TargetStateReader, last_target_layers
 from vllm_specext.training.moa.train import MoARecipe, train_moa
 from vllm_specext.training.moa.untrained import new_moa_drafter
+from vllm_specext.training.run import Run
 
 
 def main() -> None:
@@ -54,7 +55,7 @@ def main() -> None:
         decay_steps=args.steps,
         optimizer="muon",
         drafted=tuple(args.blocks),
-        checkpoint_lsa=False,
+        lsa_chunk=None,
         compiled=True,
         bfloat16=bfloat16,
     )
@@ -71,7 +72,7 @@ def main() -> None:
     last_layers = last_target_layers(target, used) if used else None
     source = TargetStateReader(target, rows, args.batch, 1, used, bfloat16=bfloat16, compiled=True)
     state = state_file(args.work, "moa", args.restart)
-    train_moa(model, target.lm_head.weight, last_layers, source, args.out, recipe, torch.float16, state)
+    train_moa(model, target.lm_head.weight, last_layers, source, args.out, recipe, torch.float16, Run(state))
     served_drafter.write(args.out, "moa", os.path.relpath(args.target, args.out))
     figures = {
         name: {"rows": len(rows), **asdict(measure_moa_acceptance(model, target, rows, PROMPT, CHAIN))}

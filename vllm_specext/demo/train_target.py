@@ -27,8 +27,9 @@ from vllm_specext.demo.unlikelihood import ROWS, loop_share, prefixes, repeat_lo
 from vllm_specext.measure.corpus import END_OF_TEXT, END_OF_TURN
 from vllm_specext.training.loop import fit
 from vllm_specext.training.optimization import linear
+from vllm_specext.training.run import Run
 from vllm_specext.training.stages import Stage, Steps
-from vllm_specext.training.step import Progress, TrainingStep
+from vllm_specext.training.step import Progress, Share, Sums, TrainingStep
 
 SEQUENCE = 512
 
@@ -136,13 +137,13 @@ class TargetBatches:
         self.train = directory / "train.npy"
         self.stage, self.windows = 0, Windows(self.train, 0)
 
-    def next(self, progress: Progress) -> TargetBatch:
+    def next(self, progress: Progress, share: Share) -> TargetBatch:
         if progress.stage != self.stage:
             self.stage, self.windows = progress.stage, Windows(self.train, progress.stage)
         part = PARTS[progress.stage - 1]
         seed = part.continuation_seed + progress.step - 1
-        begun = prefixes(self.train, ROWS, seed) if part.continued else None
-        return TargetBatch(self.windows.batch(part.batch), begun)
+        begun = share.of(prefixes(self.train, ROWS, seed)) if part.continued else None
+        return TargetBatch(share.of(self.windows.batch(part.batch)), begun)
 
     def state_dict(self) -> dict[str, Any]:
         return {"stage": self.stage, "windows": self.windows.state_dict()}
@@ -161,13 +162,13 @@ class TargetStep(TrainingStep[TargetBatch]):
         self.directory = directory
         self.compiled_loss = torch.compile(next_token_loss)
 
-    def forward(self, batch: TargetBatch, progress: Progress) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: TargetBatch, progress: Progress) -> Sums:
         if batch.prefixes is None:
             loss = self.compiled_loss(self.model, batch.text)
-            return loss, {"train": loss.detach()}
+            return Sums.of_means(loss, {"train": loss})
         repeated, share = repeat_loss(self.model, batch.prefixes, PARTS[progress.stage - 1].continued)
         loss = next_token_loss(self.model, batch.text) + repeated
-        return loss, {"train": loss.detach(), "repeats": share}
+        return Sums.of_means(loss, {"train": loss, "repeats": share})
 
     def measure(self, progress: Progress) -> dict[str, Any]:
         measured: dict[str, Any] = held_out_loss(self.model, self.directory)
@@ -195,7 +196,7 @@ def main() -> None:
         encode_corpus(train_tokenizer(args.out), args.work)
         print((args.work / "sizes.json").read_text(), flush=True)
     model = LlamaForCausalLM(target_config(PreTrainedTokenizerFast.from_pretrained(args.out)))
-    log = fit(TargetStep(model, args.work), TargetBatches(args.work), stages(), state)
+    log = fit(TargetStep(model, args.work), TargetBatches(args.work), stages(), Run(state))
     model.to(torch.float16).save_pretrained(args.out)
     (args.work / "log.json").write_text(json.dumps(log, indent=1))
 

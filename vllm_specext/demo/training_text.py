@@ -18,6 +18,8 @@ from vllm_specext.training.acceptance import greedy_continuations
 PROMPT = 96
 LENGTH = 288
 """Prompt and output of the demonstration's longest requests; a drafter is poor at distances it has not seen."""
+PACKS = 4
+"""Rows are packed into as many in every step, which one, two or four processes can share."""
 CHAIN = 4
 HELD_OUT_ROWS = 48
 HELD_OUT_LENGTH = 192
@@ -72,11 +74,12 @@ def own_rows(target: LlamaForCausalLM, work: Path, count: int, seed: int) -> lis
     return [row[:n] for row, n in zip(own, kept, strict=True)]
 
 
-def held_out_rows(target: LlamaForCausalLM, work: Path) -> dict[str, Tensor]:
-    """Held-out text of each kind, and the target's own continuations of its first tokens that do not loop."""
+def held_out_rows(target: LlamaForCausalLM, work: Path, count: int = HELD_OUT_ROWS) -> dict[str, Tensor]:
+    """``count`` rows of held-out text of each kind, and the target's own continuations of their first tokens that do
+    not loop."""
     found: dict[str, Tensor] = {}
     for kind in ("code", "prose"):
-        text = windows(work / f"{kind}.npy", HELD_OUT_ROWS, HELD_OUT_LENGTH, seed=3)
+        text = windows(work / f"{kind}.npy", count, HELD_OUT_LENGTH, seed=3)
         own = _kept_continuations(target, text[:, :PROMPT], HELD_OUT_LENGTH - PROMPT, work)
         straight = [not is_loop(row[PROMPT:].tolist()) for row in own]
         found |= {f"{kind} text": text, f"{kind} greedy": own[torch.tensor(straight)]}

@@ -1,0 +1,123 @@
+"""Each method's part of a training: a drafter that begins, is exported as it is served, and drafts the same again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.runs import settings
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import MODELS, TARGET
+from vllm_specext.training.data.row import make_row
+from vllm_specext.training.moa import train as moa
+from vllm_specext.training.pipeline.method import Drafter
+from vllm_specext.training.pipeline.methods import TRAINABLE
+from vllm_specext.training.pipeline.moa import MoAMethod, MoAWithTarget
+from vllm_specext.training.pipeline.moa_plan import shape
+from vllm_specext.training.pipeline.target import TargetModel, read_target
+from vllm_specext.training.pipeline.text_rows import TextRows
+from vllm_specext.training.recipes.moa import MoARecipe
+from vllm_specext.training.rows import FeatureRow
+from vllm_specext.training.run import Run
+
+CPU = torch.device("cpu")
+LENGTH, CHAIN = 12, 3
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetModel:
+    return read_target(str(TARGET), weights=True)
+
+
+def row(method: str, target: TargetModel) -> FeatureRow:
+    """Random states, as preparation keeps them for the method."""
+    generator = torch.Generator().manual_seed(0)
+    width, layers = target.hidden_size, TRAINABLE[method].layers(target)
+    ids = torch.randint(0, target.vocab_size, (LENGTH + 1,), generator=generator)
+    aux = None if layers is None else torch.randn(LENGTH + 1, len(layers) * width, generator=generator)
+    return FeatureRow(ids, torch.ones_like(ids), torch.randn(LENGTH + 1, width, generator=generator), aux)
+
+
+@torch.no_grad()
+def drafts(drafter: Drafter, method: str, target: TargetModel) -> Tensor:
+    text = row(method, target)
+    return drafter.draft(text.token_ids[None, 1:], TRAINABLE[method].states(text)[None, :-1], CHAIN)
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_a_new_drafter_follows_from_the_seed_and_has_as_many_numbers_as_planned(name: str, target: TargetModel) -> None:
+    method, recipe = TRAINABLE[name], settings(method=name, recipe={"mlp_size": 64}).recipe
+    one, same = (method.begin(target, recipe, None, CPU) for _ in range(2))
+    other = method.begin(target, recipe.model_copy(update={"seed": 1}), None, CPU)
+    assert torch.equal(drafts(one, name, target), drafts(same, name, target))
+    assert not torch.equal(drafts(one, name, target), drafts(other, name, target))
+    trained = sum(p.numel() for p in one.model.parameters() if p.requires_grad)
+    assert trained == method.sizes(target, recipe).trained
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_what_is_exported_drafts_the_same(name: str, target: TargetModel, tmp_path: Path) -> None:
+    method = TRAINABLE[name]
+    drafter = method.begin(target, settings(method=name, recipe={"mlp_size": 64}).recipe, None, CPU)
+    drafter.model.bfloat16().float()  # the type of the export
+    method.export(drafter.model, tmp_path)
+    again = method.load(tmp_path, target, CPU)
+    assert all(p.dtype is torch.float32 for p in again.model.parameters())
+    assert torch.equal(drafts(again, name, target), drafts(drafter, name, target))
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_a_training_begins_with_the_drafter_that_is_given(name: str, target: TargetModel) -> None:
+    method, recipe = TRAINABLE[name], settings(method=name).recipe
+    method.check_init(MODELS / name, target)
+    begun = method.begin(target, recipe, MODELS / name, CPU)
+    assert torch.equal(drafts(begun, name, target), drafts(method.load(MODELS / name, target, CPU), name, target))
+    assert all(p.dtype is torch.float32 for p in begun.model.parameters())
+
+
+def test_an_eagle3_drafter_of_other_layers_is_refused_to_begin_with(target: TargetModel, tmp_path: Path) -> None:
+    method = TRAINABLE["eagle3"]
+    method.export(method.begin(target, settings(method="eagle3").recipe, None, CPU).model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": [1, 6, 9]}))
+    with pytest.raises(ConfigurationError, match=r"a drafter with layers \(1, 6, 9\), but for this target it is"):
+        method.check_init(tmp_path, target)
+
+
+def test_a_new_moa_drafter_has_the_shape_that_was_planned(target: TargetModel) -> None:
+    for recipe in (MoARecipe(mlp_size=64, target_layer_inference=1), MoARecipe(mlp_size=64, lsa=False)):
+        begun = MoAMethod().begin(target, recipe, None, CPU)
+        assert isinstance(begun, MoAWithTarget)
+        assert begun.model.shape == shape(target, recipe)
+        assert (begun.last_layers is None) == (recipe.target_layer_inference == 0)
+
+
+def test_moa_learns_where_the_next_token_is_in_the_loss(
+    target: TargetModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = MoARecipe(mlp_size=8, lsa_mlp_size=8, tokens_per_step=16)
+    drafter = MoAMethod().begin(target, recipe, None, CPU)
+    assert isinstance(drafter, MoAWithTarget)
+    given: list[Any] = []
+    monkeypatch.setattr(moa, "train_moa", lambda *arguments: given.extend(arguments))
+    texts = [make_row([5, 6, 7, 8], [False, False, True, True], "a"), make_row([9, 10], [False, True], "b")]
+    drafter.train(TextRows(texts, 0), recipe, (20,), 2, tmp_path, Run())
+    _, _, last_layers, reader, *_, how, _, _ = given
+    assert [mask.tolist() for mask in reader.learnt] == [[False, True, True, False], [True, False]]
+    assert reader.order.size == 2 * 16 // 4  # rows of 4 tokens in packs of 16, for two processes
+    assert (last_layers, how.steps, how.warmup_steps) == (None, 20, 2)
+
+
+def test_rows_of_text_come_in_another_order_in_every_epoch() -> None:
+    rows = TextRows([make_row(range(length), [True] * length, str(length)) for length in range(2, 22)], seed=0)
+    assert rows.lengths == list(range(2, 22))
+    orders = [rows.order(epoch) for epoch in (0, 1, 0)]
+    assert orders[0] == orders[2] != orders[1]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert [len(row.token_ids) for row in rows.read([3, 1])] == [5, 3]
+    with pytest.raises(ConfigurationError, match="no rows of text"):
+        TextRows([], seed=0)

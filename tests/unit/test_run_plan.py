@@ -1,0 +1,174 @@
+"""The plan against the sizes that the specification gives for Llama 2 7B and Llama 3 8B, and what does not fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.runs import settings
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import TARGET
+from vllm_specext.training.pipeline import plan as plans
+from vllm_specext.training.pipeline.plan import make_plan, refuse_small_disk
+from vllm_specext.training.pipeline.shown import plan_table, rows
+from vllm_specext.training.pipeline.target import TargetModel, read_target, refuse_target, tokenizer_hash
+
+LLAMA_2_7B = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "vocab_size": 32000, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "intermediate_size": 11008, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def target(folder: Path, **changes: Any) -> TargetModel:
+    (folder / "config.json").write_text(json.dumps(LLAMA_2_7B | changes))
+    return read_target(str(folder))
+
+
+def test_figures_are_those_of_the_specification(tmp_path: Path) -> None:
+    found = make_plan(settings(samples=1000, max_length=2048), target(tmp_path), None, tmp_path)
+    assert found.feature_bytes_per_token == 8192
+    assert found.trained_parameters == pytest.approx(416e6, rel=0.01)
+    assert sum(found.operations_per_token) == pytest.approx(18.9e9, rel=0.01)
+    assert found.memory.weights == pytest.approx(6.7e9, rel=0.01)
+
+
+def test_eagle3_keeps_the_states_of_three_layers_more_and_reads_them_once(tmp_path: Path) -> None:
+    griffin, eagle3 = (
+        make_plan(settings(samples=1000, max_length=2048, method=method), target(tmp_path), None, tmp_path)
+        for method in ("griffin", "eagle3")
+    )
+    assert eagle3.feature_bytes_per_token == 4 * 8192
+    assert eagle3.feature_bytes == 4 * (griffin.feature_bytes or 0)
+    fc, rest = 3 * 4096**2, 3 * 4096 * 11008 + (3 * 2 + 1) * 4096**2 + 4 * 4096
+    assert eagle3.trained_parameters == fc + rest
+    first, second, third = eagle3.operations_per_token
+    assert third - second == second - first == 6 * rest + 4 * 32000 * 4096
+    assert first == 6 * (fc + rest) + 6 * 32000 * 4096
+
+
+def test_moa_keeps_nothing_and_has_the_target_in_memory(tmp_path: Path) -> None:
+    model = target(tmp_path)
+    found = make_plan(settings(samples=1000, max_length=2048, method="moa"), model, None, tmp_path)
+    assert (found.feature_bytes_per_token, found.feature_bytes) == (0, 0)
+    assert found.memory.frozen == pytest.approx(4 * 6.74e9, rel=0.01)  # Llama 2 7B in float32
+    assert len(found.operations_per_token) == 1
+    assert found.operations_per_token[0] > 2 * 6.7e9
+    kept = {what: why for what, _, why in rows(found, 1)}
+    assert kept["features"] == "none are kept: the target runs while the drafter is trained"
+    without = make_plan(settings(method="moa", recipe={"lsa": False}), model, None, tmp_path)
+    assert without.trained_parameters < found.trained_parameters
+    assert without.operations_per_token < found.operations_per_token
+
+
+@pytest.mark.parametrize(
+    ("changes", "used", "expected"),
+    [
+        ({}, 33, "'target_layer_inference' is 33, but the target has 32 layers; at most as many are allowed"),
+        ({"architectures": ["GemmaForCausalLM"]}, 1, "the target is a GemmaForCausalLM, whose last layers cannot"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 0, "rope_scaling has the type 'yarn'; supported"),
+    ],
+)
+def test_a_target_that_moa_cannot_be_trained_for_is_refused_before_it_answers(
+    changes: dict[str, Any], used: int, expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        make_plan(
+            settings(method="moa", recipe={"target_layer_inference": used}), target(tmp_path, **changes), None, tmp_path
+        )
+
+
+def test_a_target_of_few_layers_is_refused_for_eagle3(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="num_hidden_layers 3, but an EAGLE-3 drafter reads"):
+        make_plan(settings(method="eagle3"), target(tmp_path, num_hidden_layers=3), None, tmp_path)
+
+
+def test_hours_are_those_of_the_specification(tmp_path: Path) -> None:
+    # 75 million tokens, 21 times in each of three stages, on an A100 at 35 % of its peak: 76 hours.
+    recipe = {"epochs": [21.0] * 3}
+    found = make_plan(settings(tokens=75_000_000, recipe=recipe), target(tmp_path), None, tmp_path)
+    assert found.hours is not None
+    assert found.hours["A100"] == pytest.approx(76, rel=0.05)
+    assert found.hours["H100"] == pytest.approx(24, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "counted", "stored", "learnt"),
+    [
+        ({}, None, None, None),
+        ({}, 10, 1600, 800),
+        ({"samples": 4}, 10, 640, 320),
+        ({"tokens": 100}, 10, 200, 100),
+        ({"tokens": 100}, None, 200, 100),
+        ({"tokens": 10_000}, 10, 1600, 800),
+    ],
+)
+def test_tokens_are_bounded_by_the_first_of_all_bounds(
+    changes: dict[str, Any], counted: int | None, stored: int | None, learnt: int | None
+) -> None:
+    found = plans.bounded(settings(**changes), counted)
+    assert (found.stored, found.learnt) == (stored, learnt)
+
+
+def test_a_disk_that_is_too_small_is_refused_and_one_that_is_not_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 1000 rows of 160 tokens, 512 bytes each.
+    def planned(free: int) -> plans.Plan:
+        usage = type("Usage", (), {"free": free})
+        monkeypatch.setattr(plans.shutil, "disk_usage", lambda _: usage)
+        return make_plan(settings(), read_target(str(TARGET)), 1000, tmp_path)
+
+    refuse_small_disk(planned(82_000_000), tmp_path)
+    refuse_small_disk(planned(40_000_000), tmp_path, written=42_000_000)
+    with pytest.raises(ConfigurationError) as refused:
+        refuse_small_disk(planned(81_000_000), tmp_path)
+    assert "where 0.1 GB are free, but features of up to 160000 tokens take 0.1 GB; fewer --samples" in str(
+        refused.value
+    )
+
+
+def test_every_figure_of_the_table_has_a_reason(tmp_path: Path) -> None:
+    found = make_plan(settings(), read_target(str(TARGET)), None, tmp_path)
+    shown = rows(found, 2)
+    assert all(what and figure and why for what, figure, why in shown)
+    assert ("tokens", "unknown", "bounded by nothing: the data are not counted in advance") in shown
+    assert plan_table(found, 2).row_count == len(shown)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"layer_types": ["linear_attention", "full_attention"]}, "hybrid or attention-free"),
+        ({"kv_lora_rank": 512}, "multi-head latent attention"),
+        ({"is_encoder_decoder": True}, "encoder-decoder target"),
+    ],
+)
+def test_a_target_that_cannot_be_served_is_refused_by_the_table(
+    changes: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    refuse_target("griffin", target(tmp_path), 1)
+    with pytest.raises(ConfigurationError, match=f"--target is .*{expected}.*, because "):
+        refuse_target("griffin", target(tmp_path, **changes), 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"hidden_size": 0}, "hidden_size is 0; expected a positive integer"),
+        ({"vocab_size": None}, "vocab_size is None; expected a positive integer"),
+        ({"num_key_value_heads": "8"}, "kv_heads is '8'; expected a whole number"),
+        ({"vocab_size": 2**30}, "vocab_size is 1073741824; expected a whole number from 1 to"),
+        ({"speculators_config": {}}, "which is itself a drafter"),
+    ],
+)
+def test_a_damaged_configuration_is_one_sentence(changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        target(tmp_path, **changes)
+
+
+def test_a_chat_template_that_changes_changes_the_hash_of_what_prompts_are_made_of(tmp_path: Path) -> None:
+    first = tokenizer_hash(target(tmp_path))
+    assert first == tokenizer_hash(target(tmp_path, rope_theta=5000))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert first != tokenizer_hash(target(tmp_path))

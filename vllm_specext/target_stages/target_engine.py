@@ -1,0 +1,77 @@
+"""The target on vLLM, as the stages run it: in this process, or in one for each part of the GPUs."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from vllm_specext.measure.arguments import on_gpu
+from vllm_specext.preparation.answers import CapturingAnswerer
+from vllm_specext.preparation.engine import capturing_llm
+from vllm_specext.preparation.feature_folder import Capturing
+from vllm_specext.preparation.processes import LocalEngine
+from vllm_specext.preparation.spread import SpreadAnswerer
+from vllm_specext.training.pipeline.methods import TRAINABLE
+from vllm_specext.training.pipeline.settings import RunSettings
+from vllm_specext.training.pipeline.target import read_target
+from vllm_specext.vllm_process import set_default_threads, users_error, vllm_distribution
+
+ON_CPU: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 16, "kv_cache_memory_bytes": 2**30}
+"""vLLM would take half of a machine's memory, and compile for minutes."""
+AT_ONCE = 64
+"""Conversations that an engine answers at once."""
+
+
+def engine_arguments(settings: RunSettings) -> dict[str, Any]:
+    """Arguments of ``vllm.LLM``."""
+    own = {} if on_gpu() else ON_CPU
+    return {"dtype": settings.dtype, "tensor_parallel_size": settings.tensor_parallel, "seed": 0, **own}
+
+
+def layers_read(settings: RunSettings) -> tuple[int, ...] | None:
+    """The target's layers whose states the method reads beside the last."""
+    return TRAINABLE[settings.method].layers(read_target(settings.target))
+
+
+def device_groups(count: int, each: int) -> list[str]:
+    """``count`` GPUs in groups of ``each``, as ``CUDA_VISIBLE_DEVICES`` has them; those that are left over are idle."""
+    firsts = range(0, count - each + 1, each)
+    return [",".join(map(str, range(first, first + each))) for first in firsts]
+
+
+@contextmanager
+def capturing(settings: RunSettings, groups: Sequence[str]) -> Iterator[Capturing]:
+    """The target, which answers and keeps the states that the method reads, on each of the ``groups`` of GPUs."""
+    sampling: dict[str, Any] = {} if settings.temperature is None else {"temperature": settings.temperature}
+    llm = {
+        "target": settings.target,
+        "max_length": settings.max_length,
+        "conversations": AT_ONCE,
+        "aux_layers": layers_read(settings),
+        **engine_arguments(settings),
+    }
+    if len(groups) < 2:
+        with plain_errors(settings.target):
+            engine = capturing_llm(**llm)
+        yield CapturingAnswerer(engine, sampling)
+        return
+    engines = [LocalEngine(llm, sampling, devices) for devices in groups]
+    try:
+        for each in engines:
+            each.loaded.result()
+        yield SpreadAnswerer(engines)
+    finally:
+        for each in engines:
+            each.close()
+
+
+@contextmanager
+def plain_errors(target: str) -> Iterator[None]:
+    """What the user can put right about an engine that does not load becomes a ``ConfigurationError``."""
+    set_default_threads()
+    with vllm_distribution():
+        try:
+            yield
+        except Exception as error:
+            if (ours := users_error(error, f"--target {target!r}")) is not None:
+                raise ours from None
+            raise

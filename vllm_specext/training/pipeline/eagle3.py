@@ -1,0 +1,134 @@
+"""EAGLE-3's part of a training: it reads the inputs of three of the target's layers, and learns from the last hidden
+state."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.eagle3 import train as eagle3
+from vllm_specext.training.eagle3.checkpoint import read_shape, read_tensors, write_checkpoint
+from vllm_specext.training.eagle3.model import Eagle3Drafter, new_eagle3_drafter
+from vllm_specext.training.eagle3.passes import simulate_chains
+from vllm_specext.training.eagle3.shape import Eagle3Shape, layers_to_read
+from vllm_specext.training.packs import PackedBatches
+from vllm_specext.training.pipeline.method import Drafter, Sizes
+from vllm_specext.training.pipeline.over_features import as_trained, end_bytes, operations_by_stage, packs_of
+from vllm_specext.training.pipeline.target import TargetModel
+from vllm_specext.training.pipeline.target_ends import TargetEnds, plain_numbers
+from vllm_specext.training.recipes.eagle3 import Eagle3Recipe
+from vllm_specext.training.rows import FeatureRow, RowSource
+from vllm_specext.training.run import Run
+
+
+@dataclass(frozen=True)
+class Eagle3WithEnds:
+    model: Eagle3Drafter
+    embedding: Tensor
+    head: Tensor
+    """The target's, both ``[V, d]``."""
+
+    def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
+        device = self.head.device
+        return simulate_chains(self.model, self.embedding, self.head, token_ids.to(device), states.to(device), length)
+
+    def train(
+        self, rows: RowSource, recipe: Eagle3Recipe, steps: tuple[int, ...], processes: int, out: Path, run: Run
+    ) -> None:
+        packs = PackedBatches(rows, recipe.tokens_per_step, processes, self.head.device)
+        how = as_trained(recipe, steps, eagle3.Eagle3Recipe)
+        eagle3.train_eagle3(self.model, self.embedding, self.head, packs, out, how, torch.float32, run)
+
+
+class Eagle3Method:
+    title = "EAGLE-3"
+    serves = "eagle3-tree"
+    frozen = "embedding, head"
+    captured = "the inputs of three of the target's layers, and its last hidden state"
+
+    def layers(self, target: TargetModel) -> tuple[int, ...]:
+        return layers_to_read(target.layers)
+
+    def sizes(self, target: TargetModel, recipe: Eagle3Recipe) -> Sizes:
+        shape = _shape(target, recipe)
+        d, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        return Sizes(
+            trained=_trained(shape),
+            kept=12 * d + 2 * q + 2 * kv + 3 * shape.mlp_size,
+            frozen=end_bytes(target, recipe),
+        )
+
+    def operations(self, target: TargetModel, recipe: Eagle3Recipe) -> tuple[float, ...]:
+        shape = _shape(target, recipe)
+        first_matrix = math.prod(shape.parameters().required()["fc.weight"])
+        return operations_by_stage(target, recipe, _trained(shape), once=first_matrix)
+
+    def packs(self, rows: RowSource, recipe: Eagle3Recipe) -> int:
+        return packs_of(rows, recipe)
+
+    def check_init(self, folder: Path, target: TargetModel) -> None:
+        shape = read_shape(folder, target.layers)
+        wanted = {
+            "hidden_size": target.hidden_size,
+            "vocab_size": target.vocab_size,
+            "layers": layers_to_read(target.layers),
+        }
+        for name, value in wanted.items():
+            if (own := getattr(shape, name)) != value:
+                raise ConfigurationError(
+                    f"--init is {str(folder)!r}, a drafter with {name} {own}, but for this target it is {value}; they "
+                    "must be equal."
+                )
+
+    def begin(self, target: TargetModel, recipe: Eagle3Recipe, init: Path | None, device: torch.device) -> Drafter:
+        ends = TargetEnds(target)
+        if init is not None:
+            model = self.read(init, target)
+        else:
+            model = new_eagle3_drafter(_shape(target, recipe), ends.norm, recipe.seed)
+        return _with_ends(model, ends, device)
+
+    def read(self, folder: Path, target: TargetModel) -> Eagle3Drafter:
+        model = Eagle3Drafter(read_shape(folder, target.layers))
+        model.load_state_dict(read_tensors(folder))
+        return model
+
+    def load(self, folder: Path, target: TargetModel, device: torch.device) -> Drafter:
+        return _with_ends(self.read(folder, target), TargetEnds(target), device)
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        assert isinstance(model, Eagle3Drafter)
+        write_checkpoint(folder, model.shape, model.state_dict(), torch.bfloat16)
+
+    def states(self, row: FeatureRow) -> Tensor:
+        assert row.aux is not None
+        return row.aux
+
+
+def _with_ends(model: Eagle3Drafter, ends: TargetEnds, device: torch.device) -> Eagle3WithEnds:
+    embedding = ends.get_input_embeddings().weight.detach()
+    return Eagle3WithEnds(model.to(device), embedding.to(device), ends.head.to(device))
+
+
+def _trained(shape: Eagle3Shape) -> int:
+    return sum(map(math.prod, shape.parameters().required().values()))
+
+
+def _shape(target: TargetModel, recipe: Eagle3Recipe) -> Eagle3Shape:
+    """Of a new drafter."""
+    numbers = plain_numbers(target)
+    return Eagle3Shape(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        heads=target.heads,
+        kv_heads=target.kv_heads,
+        head_dim=target.head_dim,
+        mlp_size=recipe.mlp_size or target.intermediate_size,
+        rms_norm_eps=numbers.rms_norm_eps,
+        rope_theta=numbers.rope_theta,
+        max_position_embeddings=target.max_length,
+        layers=layers_to_read(target.layers),
+    )

@@ -1,0 +1,40 @@
+"""What trainings share whose drafters read features of the target that were kept."""
+
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from vllm_specext.training.packs import pack_order
+from vllm_specext.training.pipeline.method import warmup_steps
+from vllm_specext.training.pipeline.target import TargetModel
+from vllm_specext.training.recipes.staged import StagedKeys
+from vllm_specext.training.rows import RowSource
+from vllm_specext.training.staged import StagedRecipe
+
+R = TypeVar("R", bound=StagedRecipe)
+
+
+def as_trained(keys: StagedKeys, steps: tuple[int, ...], recipe: type[R]) -> R:
+    """The ``recipe`` of a trainer in so many ``steps`` of each stage, all else by ``keys``, which have the same
+    names."""
+    own: dict[str, Any] = {"steps_per_stage": steps, "warmup_steps": warmup_steps(keys, steps)}
+    same = {field.name: getattr(keys, field.name) for field in fields(recipe) if field.name not in own}
+    return recipe(**own, **same)
+
+
+def packs_of(rows: RowSource, recipe: StagedKeys) -> int:
+    """How many packs the ``rows`` fill in an epoch."""
+    return len(pack_order(rows.lengths, rows.order(0), recipe.tokens_per_step))
+
+
+def end_bytes(target: TargetModel, recipe: StagedKeys) -> int:
+    """Of the target's embedding and head, in the type of the step's arithmetic."""
+    return 2 * target.vocab_size * target.hidden_size * (2 if recipe.bfloat16 else 4)
+
+
+def operations_by_stage(target: TargetModel, recipe: StagedKeys, trained: int, once: int = 0) -> tuple[float, ...]:
+    """Stage ``j``: the target's logits once, 2·V·d; in each of ``j`` passes 6 for every trained number that the pass
+    applies, and the drafter's logits, forward and back to the features, 4·V·d. ``once`` numbers are applied in the
+    first pass alone."""
+    head = float(target.vocab_size * target.hidden_size)
+    of_pass = 6.0 * (trained - once) + 4 * head
+    return tuple(2 * head + 6.0 * once + passes * of_pass for passes in range(1, recipe.stages + 1))

@@ -1,0 +1,145 @@
+"""The target as a training sees it without running it: its configuration, and what its tokenizer is told apart by."""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.checkpoints import MAX_DIMENSION, positive, read_config
+from vllm_specext.methods.source import LANGUAGE_MODEL, drafter_directory
+from vllm_specext.refusals import FEATURES, Launch, refused
+from vllm_specext.registry import METHODS
+from vllm_specext.training.fingerprint import CONFIG
+
+ROLE = "--target"
+RECURRENT = {"mamba", "mamba2", "linear_attention", "recurrent", "conv"}
+"""Types of layers, as configurations name them, that keep a state in the place of keys and values."""
+TEXT_FILES = tuple(pattern for pattern in LANGUAGE_MODEL if pattern != "*.safetensors")
+SMALL_FILE = 2**26
+"""No tokenizer's file is larger."""
+
+
+@dataclass(frozen=True)
+class TargetModel:
+    """What ``config.json`` says."""
+
+    name: str
+    """A hub id, or an absolute path."""
+    folder: Path
+    config: dict[str, Any]
+    """The language model's part of it."""
+    hidden_size: int
+    vocab_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_length: int
+    parameters: int | None
+    """Numbers in its files, ``None`` where only the configuration was fetched."""
+
+
+def read_target(model: str, *, weights: bool = False) -> TargetModel:
+    """Read ``model``, a folder or a hub id, of which the weights are fetched only if they are needed.
+
+    Raises ``ConfigurationError``.
+    """
+    folder = drafter_directory(model, None, LANGUAGE_MODEL if weights else ("*.json", "*.jinja"), ROLE)
+    whole = read_config(folder)
+    if whole.get("speculators_config") is not None:
+        raise ConfigurationError(
+            f"{ROLE} is {model!r}, which is itself a drafter (its config.json has speculators_config); expected the "
+            "model that it shall draft for."
+        )
+    inner = whole.get("text_config")
+    config = {**whole, **inner} if isinstance(inner, dict) else whole
+    hidden, heads = (positive(folder, config, key, int) for key in ("hidden_size", "num_attention_heads"))
+    sizes = {
+        "hidden_size": hidden,
+        "vocab_size": positive(folder, config, "vocab_size", int),
+        "layers": positive(folder, config, "num_hidden_layers", int),
+        "heads": heads,
+        "kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or hidden // heads,
+        "intermediate_size": positive(folder, config, "intermediate_size", int),
+        "max_length": positive(folder, config, "max_position_embeddings", int),
+    }
+    for key, size in sizes.items():
+        if type(size) is not int or not 0 < size <= MAX_DIMENSION:
+            raise ConfigurationError(
+                f"{folder / 'config.json'}: {key} is {size!r}; expected a whole number from 1 to {MAX_DIMENSION}."
+            )
+    is_folder = Path(model).expanduser().is_dir()
+    files = sorted(folder.glob("*.safetensors"))
+    return TargetModel(
+        name=str(folder.resolve()) if is_folder else model,
+        folder=folder,
+        config=config,
+        parameters=sum(math.prod(shape) for file in files for _, shape in _shapes(file)) or None,
+        **sizes,
+    )
+
+
+def refuse_target(method: str, target: TargetModel, tensor_parallel: int) -> None:
+    """Refuse a target that ``method`` would refuse to serve, by the same table, as far as ``config.json`` tells.
+
+    vLLM knows more, and refuses by the table again before it loads the target.
+    """
+    launch = Launch(
+        arguments=None,
+        model=_described(target.config),
+        parallel=SimpleNamespace(tensor_parallel_size=tensor_parallel),
+        kv_cache_dtype="auto",
+        drafts_trees=True,
+    )
+    told = ("tensor_parallel", "recurrent", "mla", "multimodal", "encoder_decoder", "mrope", "sliding_window")
+    for feature in FEATURES:
+        if feature.name not in told or not feature.applies(launch):
+            continue
+        found = refused(feature, METHODS[method].declares)
+        if found is not None and not found.trees_only:
+            raise ConfigurationError(
+                f"{ROLE} is {target.name!r}, but a {method} drafter cannot be served with {found.feature}, because "
+                f"{found.reason}."
+            )
+
+
+def _described(config: dict[str, Any]) -> SimpleNamespace:
+    """The questions of the table, answered from ``config.json``."""
+    kinds = {str(kind) for kind in config.get("layer_types") or []}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    return SimpleNamespace(
+        is_hybrid=bool(kinds & RECURRENT),
+        is_attention_free=str(config.get("model_type")).startswith(("mamba", "rwkv")),
+        use_mla="kv_lora_rank" in config,
+        is_multimodal_model="vision_config" in config or "audio_config" in config,
+        is_encoder_decoder=config.get("is_encoder_decoder") is True,
+        uses_mrope=isinstance(rope, dict) and "mrope_section" in rope,
+        get_sliding_window=lambda: window,
+    )
+
+
+def tokenizer_hash(target: TargetModel) -> str:
+    """Of the files from which prompts are made: tokenizer, template and generation config, whatever they are called."""
+    found = hashlib.sha256()
+    for path in sorted(path for pattern in TEXT_FILES for path in target.folder.glob(pattern)):
+        if path.name != CONFIG and path.stat().st_size <= SMALL_FILE:
+            found.update(f"{path.name}\n".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def _shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, tuple(file.get_slice(name).get_shape())
+    except (SafetensorError, OSError) as error:
+        raise ConfigurationError(f"{path} is truncated or damaged: its tensors cannot be read.") from error

@@ -1,0 +1,94 @@
+"""The ends of the target, which a drafter shares with it or begins with: embedding, last norm and head, read from its
+files."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.pipeline.target import TargetModel
+
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
+HEADS = ("lm_head.weight", "output.weight")
+NORMS = ("model.norm.weight", "ln_f.weight")
+"""How the names of these tensors end, in the families that vLLM loads."""
+
+
+@dataclass(frozen=True)
+class PlainNumbers:
+    """Of a drafter's layer, as the target's layers have them."""
+
+    rms_norm_eps: float
+    rope_theta: float
+
+
+def plain_numbers(target: TargetModel) -> PlainNumbers:
+    """The target's, without any scaling of its positions; those of most families, where it names none."""
+    rope = target.config.get("rope_parameters") or {}
+    theta = rope.get("rope_theta") or target.config.get("rope_theta") or 10000.0
+    return PlainNumbers(float(target.config.get("rms_norm_eps") or 1e-6), float(theta))
+
+
+class TargetEnds:
+    """The ends of the target, in float32 and not trained: embedding and head, both ``[V, d]``, and the weights of
+    the last norm ``[d]``, ``None`` where no tensor has the usual name.
+
+    It has as much of a model of transformers as beginning a drafter takes.
+    """
+
+    def __init__(self, target: TargetModel) -> None:
+        numbers = plain_numbers(target)
+        self.config = SimpleNamespace(
+            rms_norm_eps=numbers.rms_norm_eps,
+            rope_parameters={"rope_theta": numbers.rope_theta},
+            max_position_embeddings=target.max_length,
+        )
+        tensors = dict(_ends(target.folder))
+        self._embedding = nn.Embedding.from_pretrained(_one(target, tensors, EMBEDDINGS, "embedding").float())
+        tied = target.config.get("tie_word_embeddings") is True or not _named(tensors, HEADS)
+        self.head = self._embedding.weight.detach() if tied else _one(target, tensors, HEADS, "output layer").float()
+
+        norms = [tensors[name] for name in _named(tensors, NORMS) if tensors[name].shape == (target.hidden_size,)]
+        self.norm = norms[0].float() if len(norms) == 1 else None
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self._embedding
+
+
+def _ends(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in the target's files that may be its embedding, its last norm or its head."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    if name.endswith(EMBEDDINGS + HEADS + NORMS):
+                        yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ConfigurationError(f"{path} is truncated or damaged: its tensors cannot be read.") from error
+
+
+def _named(tensors: dict[str, Tensor], endings: tuple[str, ...]) -> list[str]:
+    return [name for name in tensors if name.endswith(endings)]
+
+
+def _one(target: TargetModel, tensors: dict[str, Tensor], endings: tuple[str, ...], what: str) -> Tensor:
+    names = _named(tensors, endings)
+    if len(names) != 1:
+        raise ConfigurationError(
+            f"{target.folder} has {len(names)} tensors that may be the target's {what}; expected one whose name ends "
+            f"with {' or '.join(endings)}, in a file *.safetensors."
+        )
+    tensor = tensors[names[0]]
+    if tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] != target.hidden_size:
+        raise ConfigurationError(
+            f"{target.folder}: tensor {names[0]} has shape {list(tensor.shape)} and type {tensor.dtype}; an "
+            f"{what} that is not quantised has [vocabulary, {target.hidden_size}] floating-point numbers."
+        )
+    if not bool(torch.isfinite(tensor.float().sum())):
+        raise ConfigurationError(f"{target.folder}: tensor {names[0]} holds numbers that are not finite.")
+    return tensor
