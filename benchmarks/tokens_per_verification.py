@@ -1,9 +1,11 @@
-"""Tokens per verification of EAGLE-3 and GRIFFIN, as a chain and as trees of three sizes.
+"""Tokens per verification of EAGLE-3, GRIFFIN, DFlash and a small model, as a chain and as trees of three sizes.
 
     python -m benchmarks.tokens_per_verification --output benchmarks/results/cpu
 
 The bundled drafters on all of the demonstration's held-out prompts, one prompt at a time, greedy and in float32, and
-vLLM's own EAGLE-3, which drafts chains. Each drafter has an engine with the published tree; before every run the
+vLLM's own EAGLE-3 and DFlash, which draft chains. No small model with the target's tokenizer is bundled: the target
+without two of its twelve layers stands for one, which says how many nodes help, not how good a real one is. Each
+drafter has an engine with the published tree; before every run the
 scheduler is told how many nodes to draft, as a schedule with this number for every load would tell it. As in the
 demonstration, prompts whose plain continuation is a loop do not count. The intervals hold 95% of the figures that other
 prompts would have given, as far as these prompts tell: they are drawn again, with replacement. Nothing is timed, so
@@ -23,18 +25,18 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.fewer_layers import write_without_layers
 from vllm_specext.bench.configurations import ANY_LOAD, EAGLE3, Configuration
 from vllm_specext.bench.plots import DPI
 from vllm_specext.bench.prompts import Prompt, Rendering, load
 from vllm_specext.bench.results import placeless
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.arguments import compared_arguments, served
-from vllm_specext.measure.bundled import MAX_TOKENS, MODELS, TARGET
+from vllm_specext.measure.bundled import DFLASH, MAX_TOKENS, MODELS, TARGET
 from vllm_specext.measure.engine_process import EngineProcess
 from vllm_specext.measure.loops import is_loop
 from vllm_specext.measure.speculation import Speculation
@@ -44,25 +46,42 @@ from vllm_specext.tree.budget import TreeShape, shape_for
 CHAIN = 4
 SIZES = (CHAIN, 8, 24, 59)
 PUBLISHED = TreeShape(nodes=59, depth=6, top_k=10)
+DEPTHS = {"dflash-tree": 4}
+"""Where trees are not as deep as the published one: a block of the bundled DFlash drafter has four positions to
+draft."""
+WITHOUT_LAYERS = (0, 1, 2, 3, 4, 6, 8, 9, 10, 11)
+"""The target's layers that the small model has."""
 RESAMPLES = 10_000
 
 
-def published(method: str) -> dict[str, Any]:
-    shape = {"num_speculative_tokens": PUBLISHED.nodes, "tree_depth": PUBLISHED.depth, "tree_top_k": PUBLISHED.top_k}
-    return {"method": method, "model": str(MODELS / method.removesuffix("-tree")), **shape}
+def largest(method: str) -> TreeShape:
+    return replace(PUBLISHED, depth=DEPTHS.get(method, PUBLISHED.depth))
+
+
+def published(method: str, model: Path | None = None) -> dict[str, Any]:
+    shape = largest(method)
+    model = MODELS / method.removesuffix("-tree") if model is None else model
+    keys = {"num_speculative_tokens": shape.nodes, "tree_depth": shape.depth, "tree_top_k": shape.top_k}
+    return {"method": method, "model": str(model), **keys}
 
 
 LOOKS = {
-    "eagle3": ("EAGLE-3, vLLM's own method (chains only)", "grey"),
+    "eagle3": ("EAGLE-3, vLLM's own method (chains only)", "#555555"),
     "eagle3-tree": ("EAGLE-3 with this plug-in", "#1f77b4"),
     "griffin": ("GRIFFIN with this plug-in", "#c2570c"),
+    "dflash": ("DFlash, vLLM's own method (chains only)", "#777777"),
+    "dflash-tree": ("DFlash with this plug-in", "#2a7f3e"),
+    "draft-model-tree": ("a model of 10 of the target's 12 layers", "#6a4c93"),
 }
 """Label and colour in the picture; dark colours, because figures stand on them in white."""
-DRAFTERS = (
-    Configuration("eagle3", EAGLE3),
-    Configuration("eagle3-tree", published("eagle3-tree")),
-    Configuration("griffin", published("griffin")),
-)
+
+
+def drafters(small: Path) -> tuple[Configuration, ...]:
+    """What is compared; ``small`` is the folder of the small model."""
+    ours = {name: published(name) for name in ("eagle3-tree", "griffin", "dflash-tree")}
+    ours["draft-model-tree"] = published("draft-model-tree", small)
+    found = {"eagle3": EAGLE3, "dflash": DFLASH} | ours
+    return tuple(Configuration(name, found[name]) for name in LOOKS)
 
 
 def forced(drafter: Configuration, nodes: int) -> Configuration:
@@ -132,11 +151,13 @@ def measure(prompts: Sequence[Prompt]) -> tuple[list[Turn], list[dict[str, Any]]
     with tempfile.TemporaryDirectory(prefix="vllm-specext-benchmark-") as folder:
         with load_engine(Configuration("plain"), Path(folder)) as engine:
             plain = answers(engine, ids, None, "plain")
-        for drafter in DRAFTERS:
+        small = Path(folder) / "small"
+        write_without_layers(TARGET, WITHOUT_LAYERS, small)
+        for drafter in drafters(small):
             sizes = SIZES if drafter.grows_trees else (CHAIN,)
             with load_engine(forced(drafter, sizes[-1]), Path(folder)) as engine:
                 for nodes in sizes:
-                    name = f"{drafter.name}, {draft(nodes)}"
+                    name = f"{drafter.name}, {draft(drafter.name, nodes)}"
                     given = answers(engine, ids, nodes if drafter.grows_trees else None, name)
                     check_same(name, given, plain)
                     rows.append(row(forced(drafter, nodes), nodes, engine.facts["model_runner"], given, plain))
@@ -146,26 +167,36 @@ def measure(prompts: Sequence[Prompt]) -> tuple[list[Turn], list[dict[str, Any]]
 def row(
     drafter: Configuration, nodes: int, model_runner: str, given: Sequence[Turn], plain: Sequence[Turn]
 ) -> dict[str, Any]:
-    shape = shape_for(nodes, PUBLISHED)
+    shape = shape_for(nodes, largest(drafter.name))
     return {
         "drafter": drafter.name,
-        "draft": draft(nodes),
+        "draft": draft(drafter.name, nodes),
         "tree_depth": shape.depth,
-        "tree_top_k": shape.top_k,
-        "speculative_config": placeless(json.dumps(drafter.speculative)),
+        "tree_top_k": candidates(drafter.name, shape),
+        "speculative_config": without_places(drafter),
         "model_runner": model_runner,
         **summary(given, plain, shape.depth),
     }
 
 
-def draft(nodes: int) -> str:
+def candidates(method: str, shape: TreeShape) -> int:
+    """Tokens of a level that a tree of this shape is made of: a block's positions have as many in any tree."""
+    return largest(method).top_k if method in DEPTHS and shape.top_k > 1 else shape.top_k
+
+
+def without_places(drafter: Configuration) -> str:
+    own = {"model": "10 of the target's 12 layers"} if drafter.name == "draft-model-tree" else {}
+    return placeless(json.dumps((drafter.speculative or {}) | own))
+
+
+def draft(method: str, nodes: int) -> str:
     """No more nodes than levels are a chain."""
-    return f"{'chain' if nodes <= PUBLISHED.depth else 'tree'} of {nodes}"
+    return f"{'chain' if nodes <= largest(method).depth else 'tree'} of {nodes}"
 
 
 def table(rows: Sequence[dict[str, Any]], caption: str) -> Table:
     title = "tokens per verification, and share that accepts a token at depth 1, 2, ..."
-    shown = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown = Table(title=title, caption=caption, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     shown.add_column("drafter", no_wrap=True)
     shown.add_column("draft", no_wrap=True)
     depths = range(1, 1 + PUBLISHED.depth)
@@ -184,11 +215,11 @@ def table(rows: Sequence[dict[str, Any]], caption: str) -> Table:
 
 def picture(rows: Sequence[dict[str, Any]], prompts: int) -> Figure:
     """A group of bars for each size, a bar for each drafter with its interval as a whisker."""
-    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    figure = Figure(figsize=(10, 5.4), layout="constrained")
     axes = figure.subplots()
     drafts = list(dict.fromkeys(row["draft"] for row in rows))
     beside = {draft: [row["drafter"] for row in rows if row["draft"] == draft] for draft in drafts}
-    width = 0.28
+    width = 0.15
     for drafter, (label, color) in LOOKS.items():
         own = [row for row in rows if row["drafter"] == drafter]
         values = [row["tokens_per_verification"] for row in own]
@@ -200,19 +231,19 @@ def picture(rows: Sequence[dict[str, Any]], prompts: int) -> Figure:
         for row in own:
             group = beside[row["draft"]]
             places.append(drafts.index(row["draft"]) + width * (group.index(drafter) - (len(group) - 1) / 2))
-        axes.bar(places, values, 0.94 * width, yerr=spread, capsize=3, label=label, color=color)
+        axes.bar(places, values, 0.94 * width, yerr=spread, capsize=2, label=label, color=color)
         for place, value in zip(places, values, strict=True):
-            axes.text(place, 0.15, f"{value:.2f}", ha="center", color="white", weight="bold")
+            axes.text(place, 0.15, f"{value:.2f}", ha="center", color="white", weight="bold", size="small")
     axes.axhline(1, color="black", linewidth=1, linestyle="--", label="without drafts: 1")
     axes.set_xticks(range(len(drafts)), drafts)
     axes.set_xlabel("drafted tokens that the pass checks")
     axes.set_ylabel("tokens per pass")
-    axes.set_ylim(0, 1.25 * max(row["high"] for row in rows))
+    axes.set_ylim(0, 1.4 * max(row["high"] for row in rows))
     axes.set_title(
         "How many tokens one pass of the target model gives\n"
         f"(bundled models, {prompts} held-out prompts, greedy; whiskers: 95% interval)"
     )
-    axes.legend(loc="upper left", ncols=2, fontsize="medium")
+    axes.legend(loc="upper left", ncols=2)
     return figure
 
 

@@ -30,7 +30,7 @@ def names(found: list[Configuration]) -> list[str]:
 def test_the_demonstrations_rows_follow_plain_and_vllms_own_when_nothing_is_given() -> None:
     demonstrations = [name for name, _ in CONFIGURATIONS if name != "eagle3-tree"]
     stock = [PLAIN, "ngram", "eagle3", "eagle3-tree"]
-    assert names(chosen(None, [], None, False)) == [*stock, "vllm-tli", *demonstrations]
+    assert names(chosen(None, [], None, False)) == [*stock, "vllm-tli", "dflash", *demonstrations]
     quick = names(chosen(None, [], None, True))
     assert quick[:4] == stock
     assert {"griffin-chain", "griffin-tree", "moa-tree", "swift", "slem"} == set(quick[4:])

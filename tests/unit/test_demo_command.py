@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from vllm_specext.cli import app
 from vllm_specext.demo import run
 from vllm_specext.demo.picture import Bars, draw
-from vllm_specext.demo.run import SHORT, Row
+from vllm_specext.demo.run import LONG, SHORT, Row
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.measure.bundled import CONFIGURATIONS, MODELS
+from vllm_specext.measure.bundled import MODELS
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,7 +114,7 @@ def invoke(*arguments: str) -> tuple[str, BaseException | None]:
 def test_the_command_has_a_short_form_and_a_long_one(asked: list[Sequence[tuple[str, dict[str, Any]]]]) -> None:
     invoke()
     invoke("--all")
-    assert asked == [SHORT, CONFIGURATIONS]
+    assert asked == [SHORT, LONG]
 
 
 @pytest.mark.usefixtures("asked")

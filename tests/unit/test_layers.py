@@ -8,7 +8,9 @@ from scripts.imports import PACKAGE, arrows, between_folders, circles, folder_of
 ENGINES = {"vllm", "triton"}
 FOREIGN = "methods/foreign_vocab"
 FREE_OF_VLLM = (
-    "tree", "kernels", "training", "methods", "methods/swift/search", "engine/changes",
+    "tree", "kernels", "training", "training/data", "training/pipeline", "training/recipes", "training/eagle3",
+    "methods", "methods/swift/search",
+    "engine/changes",
     f"{FOREIGN}/tokenizers", f"{FOREIGN}/text", f"{FOREIGN}/distributions",
 )  # fmt: skip
 PLAIN = ("model.py", "checkpoint.py")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.conftest import PROCESSOR_SECONDS, SERVERS, SHARED, longest_first, unit_of
+from tests.conftest import CHANGED, PROCESSOR_SECONDS, SERVERS, SHARED, longest_first, unit_of
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = 300
@@ -17,6 +17,10 @@ def test_no_file_of_tests_is_too_long() -> None:
 
 def test_files_whose_time_is_known_are_there() -> None:
     assert [file for file in (PROCESSOR_SECONDS.keys() | SHARED.keys()) if not (ROOT / file).exists()] == []
+
+
+def test_importing_the_tests_leaves_vllms_environment_alone() -> None:
+    assert CHANGED == {}
 
 
 def test_what_takes_longest_comes_first() -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import types
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,8 @@ from vllm_specext.options import check_sizes, parse
 from vllm_specext.registry import METHODS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "cpu" / "tokens_per_verification.json"
+DRAFTERS = benchmark.drafters(Path("small"))
+TREES = ("eagle3-tree", "griffin", "dflash-tree", "draft-model-tree")
 LOOP = [1, 2, 3, 4, 5, 6, 7, 8] * 4
 
 
@@ -88,6 +91,7 @@ class FakeEngine:
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
     monkeypatch.setattr(benchmark, "EngineProcess", FakeEngine)
+    monkeypatch.setattr(benchmark, "write_without_layers", lambda *_: None)
     monkeypatch.setattr(benchmark, "Rendering", lambda _: types.SimpleNamespace(ids=lambda prompt: [len(prompt.text)]))
     monkeypatch.setattr(FakeEngine, "told", [])
     monkeypatch.setattr(FakeEngine, "wrong", ("", None))
@@ -110,12 +114,18 @@ def test_each_drafter_is_measured_at_each_size_and_vllms_own_as_a_chain(
         ("eagle3", "chain of 4"),
         *(("eagle3-tree", size) for size in sizes),
         *(("griffin", size) for size in sizes),
+        ("dflash", "chain of 4"),
+        *(("dflash-tree", size) for size in sizes),
+        *(("draft-model-tree", size) for size in sizes),
     ]
-    assert [row["tokens_per_verification"] for row in found["rows"]] == [2.4, 2.4, 2.8, 4.4, 7.9, 2.4, 2.8, 4.4, 7.9]
+    one, four = [2.4], [2.4, 2.8, 4.4, 7.9]
+    measured = [row["tokens_per_verification"] for row in found["rows"]]
+    assert measured == [*one, *four, *four, *one, *four, *four]
     assert dict.fromkeys((name, nodes) for name, _, nodes in engines.told) == dict.fromkeys(
-        [("plain", None), ("eagle3", None)]
-        + [(name, nodes) for name in ("eagle3-tree", "griffin") for nodes in (4, 8, 24, 59)]
+        [("plain", None), ("eagle3", None), ("dflash", None)]
+        + [(name, nodes) for name in TREES for nodes in (4, 8, 24, 59)]
     )
+    assert not [row for row in found["rows"] if "/" in row["speculative_config"]]
     assert sum(found["prompts"].values()) == len(engines.told) // len({one[::2] for one in engines.told}) == 24
     assert (tmp_path / "tokens_per_verification.png").read_bytes().startswith(b"\x89PNG")
 
@@ -139,14 +149,18 @@ def test_a_prompt_with_fewer_tokens_is_refused_too() -> None:
 
 
 @pytest.mark.parametrize("nodes", benchmark.SIZES)
-@pytest.mark.parametrize("drafter", benchmark.DRAFTERS[1:], ids=lambda drafter: drafter.name)
+@pytest.mark.parametrize("drafter", [one for one in DRAFTERS if one.name in TREES], ids=lambda drafter: drafter.name)
 def test_a_users_configuration_drafts_what_the_row_says(drafter: Any, nodes: int) -> None:
     config = benchmark.forced(drafter, nodes).speculative
     assert config is not None
     method = METHODS[config["method"]].options
     options = parse(method, config)
     check_sizes(options, 1024, None)
-    assert options.tree == benchmark.PUBLISHED == parse(method, {"method": config["method"], "model": "x"}).tree
+    shape = benchmark.largest(config["method"])
+    default = parse(method, {"method": config["method"], "model": "x"}).tree
+    assert options.tree == shape
+    assert default == benchmark.PUBLISHED
+    assert shape == replace(default, depth=4 if config["method"] == "dflash-tree" else 6)
     ((first, last, drafted),) = config["num_speculative_tokens_per_batch_size"]
     assert (first, drafted) == (1, nodes)
     assert last >= 64
@@ -162,7 +176,7 @@ def committed() -> dict[str, Any]:
 
 
 def test_the_committed_figures_follow_from_their_counts(committed: dict[str, Any]) -> None:
-    assert len(committed["rows"]) == 1 + 2 * len(benchmark.SIZES)
+    assert len(committed["rows"]) == 2 + len(TREES) * len(benchmark.SIZES)
     for row in committed["rows"]:
         counted = [
             Speculation(one["verifications"], 0, tuple(one["accepted_per_depth"])) for one in row["of_each_prompt"]

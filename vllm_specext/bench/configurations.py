@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.measure.bundled import ALWAYS, CHOICE, CONFIGURATIONS, EAGLE3_TREE, MODELS
+from vllm_specext.measure.bundled import ALWAYS, CHOICE, CONFIGURATIONS, DFLASH, EAGLE3_TREE, MODELS
 from vllm_specext.measure.plain import PLAIN, STOCK, STOCK_ENVIRONMENT
 from vllm_specext.options import MAX_DRAFT_TOKENS, DrafterOptions, parse
 from vllm_specext.registry import METHODS
@@ -77,8 +77,8 @@ class Configuration:
 def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: bool) -> list[Configuration]:
     """``plain``, ``ngram``, ``eagle`` and ``eagle-tree`` with the drafter given for them or ``eagle3`` and
     ``eagle3-tree`` with the bundled target's, then each ``NAME=JSON`` of ``given``, or the demonstration's where
-    neither a target nor a configuration is given, with ``vllm-tli`` where these have TLI. One named ``ngram``,
-    ``eagle3`` or ``eagle3-tree`` replaces this one."""
+    neither a target nor a configuration is given, with ``vllm-tli`` where these have TLI and ``dflash`` where they have
+    DFlash's trees. One named ``ngram``, ``eagle3`` or ``eagle3-tree`` replaces this one."""
     found: dict[str, dict[str, Any] | None] = {PLAIN: None, "ngram": NGRAM}
     if eagle is not None:
         found["eagle"], found["eagle-tree"] = eagle_configs(eagle)
@@ -94,6 +94,8 @@ def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: b
         own = {name: config for name, config in CONFIGURATIONS if not quick or name in QUICK}
         if "tli" in own:
             found["vllm-tli"] = VLLM_TLI
+        if "dflash-tree" in own:
+            found["dflash"] = DFLASH
     return [Configuration(name, config) for name, config in (found | own).items()]
 
 

@@ -22,7 +22,6 @@ from vllm_specext.measure.turns import Turn, in_turns
 
 AT_ONCE = 16
 """Prompts asked at a time where neither time nor what is drafted counts."""
-WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,8 @@ def compare(
                 f"--concurrency is {most}, but the engine runs at most {room} requests at a time: allow more "
                 f"after --, with --max-num-seqs {most}."
             )
-        progress.begin(workload.rounds * len(concurrencies) * sum(1 + len(own) for own in sizes.values()))
+        turns = sum(workload.rounds * (1 + len(own)) + len(own) for own in sizes.values())
+        progress.begin(len(concurrencies) * turns)
         rows: list[Row] = []
         seen: dict[int, list[Turn]] = {concurrency: [] for concurrency in concurrencies}
         plain: dict[int, list[Turn]] = {}
@@ -102,19 +102,18 @@ def compare(
             loaded = configuration if own == [None] else configuration.with_nodes(max(nodes))
             progress.doing(f"{configuration.name}: loading")
             with load(loaded, workload, run.folder) as engine:
-                engine.turn([one.ids for one in run.asked], WARM_UP_TOKENS, AT_ONCE)
                 of_sizes: dict[int | None, list[Row]] = {size: [] for size in own}
                 for concurrency in concurrencies:
                     progress.doing(f"{configuration.name} and {workload.baseline.name}: {concurrency} at a time")
-                    baseline, turns = beside_baseline(run, engine, workload, concurrency, own, progress)
+                    baseline, of_own = beside_baseline(run, engine, workload, concurrency, own, progress)
                     seen[concurrency] += baseline
                     if configuration is workload.plain:
-                        plain[concurrency] = turns[None]
-                    for size, each in turns.items():
+                        plain[concurrency] = of_own[None]
+                    for size, each in of_own.items():
                         facts = described(configuration, engine.facts["model_runner"], nodes=size)
                         found = summarised(each, baseline, plain.get(concurrency))
                         row = {**facts, "max_concurrency": concurrency, **found}
-                        of_sizes[size].append(row | (over_no_nodes(each, turns[0]) if 0 in turns else {}))
+                        of_sizes[size].append(row | (over_no_nodes(each, of_own[0]) if 0 in of_own else {}))
                 rows += [row for of_size in of_sizes.values() for row in of_size]
         facts = described(workload.baseline, run.engine.facts["model_runner"])
         first = [
@@ -132,8 +131,15 @@ def beside_baseline(
     sizes: Sequence[int | None],
     progress: Progress,
 ) -> tuple[list[Turn], dict[int | None, list[Turn]]]:
-    """The turns of the baseline and, by size, those of ``engine``, as many as there are rounds."""
+    """The turns of the baseline and, by size, those of ``engine``, as many as there are rounds.
+
+    ``engine`` answers all prompts once with each size before that, because passes are compiled, recorded or captured in
+    the first steps of a load.
+    """
     ids = [one.ids for one in run.asked]
+    for size in sizes:
+        engine.turn(ids, workload.tokens, concurrency, size)
+        progress.advance()
 
     def ask(of: EngineProcess, size: int | None, _: int) -> Turn:
         turn = of.turn(ids, workload.tokens, concurrency, size)

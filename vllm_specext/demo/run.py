@@ -1,6 +1,6 @@
 """The demonstration: the same held-out prompts, one at a time through an OpenAI client, without and with drafts.
 
-The servers of plain decoding (``measure/plain.py``) and up to three with drafts are up together and take turns, so that
+The servers of plain decoding (``measure/plain.py``) and up to five with drafts are up together and take turns, so that
 a machine that is slow for a while is slow for all of them. Nothing is started or stopped while they are asked. A row is
 ``identical`` when every prompt gets exactly the token ids of plain decoding. Tokens per verification and what else is
 said about drafts leave out prompts whose plain continuation is a loop, because a loop is easy to draft.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from vllm_specext.measure.bundled import CONFIGURATIONS, MAX_TOKENS, TARGET, Configurations, bundled_prompts
+from vllm_specext.measure.bundled import CONFIGURATIONS, DFLASH, MAX_TOKENS, TARGET, Configurations, bundled_prompts
 from vllm_specext.measure.loops import is_loop
 from vllm_specext.measure.plain import PLAIN, STOCK, STOCK_ENVIRONMENT, has_stock_row
 from vllm_specext.measure.server import SETTLING_SECONDS, Server, room, speculation, start_together
@@ -26,7 +26,9 @@ from vllm_specext.measure.turns import in_turns
 
 SHORT: Configurations = CONFIGURATIONS[:3]
 """GRIFFIN's chain, and the trees of GRIFFIN and EAGLE-3."""
-DRAFTING_AT_ONCE = 3
+LONG: Configurations = (*SHORT, ("dflash", DFLASH), *CONFIGURATIONS[len(SHORT) :])
+"""Every method, and vLLM's own chains of the DFlash drafter before our trees of it."""
+DRAFTING_AT_ONCE = 5
 """Servers with drafts beside those of plain decoding, where memory has room."""
 PROMPTS_PER_TURN = 4
 Tell = Callable[[str, str], None]

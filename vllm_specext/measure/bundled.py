@@ -29,9 +29,12 @@ GRIFFIN_TREE: dict[str, Any] = {
     "tree_depth": 4,
     "num_speculative_tokens_per_batch_size": [[1, 16, 24]],
 }
-"""A tree as deep as the chain is long, so that the two differ by the tree's width alone. On a CPU the default schedule
-would draft chains."""
+"""A tree as deep as the chain is long, so that the two differ by the tree's width alone, at every load that is
+measured."""
 EAGLE3_TREE: dict[str, Any] = GRIFFIN_TREE | {"method": "eagle3-tree", "model": str(MODELS / "eagle3")}
+DFLASH: dict[str, Any] = {"method": "dflash", "model": str(MODELS / "dflash"), "num_speculative_tokens": 4}
+"""vLLM's own method, which drafts chains; as long as the block of the bundled drafter has positions to draft."""
+DFLASH_TREE: dict[str, Any] = GRIFFIN_TREE | {"method": "dflash-tree", "model": str(MODELS / "dflash")}
 MOA_TREE: dict[str, Any] = GRIFFIN_TREE | {"method": "moa", "model": str(MODELS / "moa")}
 SWIFT: dict[str, Any] = {
     "method": "swift",
@@ -67,14 +70,16 @@ CONFIGURATIONS: Configurations = (
     ("griffin-chain", GRIFFIN_CHAIN),
     ("griffin-tree", GRIFFIN_TREE),
     ("eagle3-tree", EAGLE3_TREE),
+    ("dflash-tree", DFLASH_TREE),
     ("moa-tree", MOA_TREE),
     ("swift", as_long_as_it_pays(SWIFT)),
     ("slem", SLEM),
     ("tli", TLI),
     ("slrs", as_long_as_it_pays(SLRS)),
 )
-"""Every method once, GRIFFIN as a chain and as a tree; the demonstration's rows after plain decoding's. The two methods
-whose drafts cost most beside what the small target saves draft where that is measured to pay."""
+"""Every method that has a bundled drafter or needs none, once, and GRIFFIN as a chain and as a tree: the rows of the
+demonstration after plain decoding's. The two methods whose drafts cost most beside what the small target saves draft
+where that is measured to pay."""
 
 
 def bundled_prompts() -> list[dict[str, str]]:

@@ -63,9 +63,17 @@ class EngineProcess:
     ) -> None:
         self._end()
 
-    def turn(self, prompts: Sequence[list[int]], tokens: int, concurrency: int, nodes: int | None = None) -> Turn:
+    def turn(
+        self,
+        prompts: Sequence[list[int]],
+        tokens: int,
+        concurrency: int,
+        nodes: int | None = None,
+        ignore_eos: bool = False,
+    ) -> Turn:
         """Ask the engine as `Engine.turn` does."""
-        found = self._ask({"prompts": list(prompts), "tokens": tokens, "concurrency": concurrency, "nodes": nodes})
+        asked = {"prompts": list(prompts), "tokens": tokens, "concurrency": concurrency, "nodes": nodes}
+        found = self._ask({**asked, "ignore_eos": ignore_eos})
         told = found["speculation"]
         return Turn(
             [Answer(**answer) for answer in found["answers"]],
