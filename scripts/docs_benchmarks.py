@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ablation import report, runs
+from benchmarks.ablation.rows import ROWS
 from benchmarks.soak.verdict import rows as figures_of_soak
 from scripts.markdown import code, table
 from vllm_specext.bench.configurations import PLAIN
@@ -27,11 +29,29 @@ def tokens_per_verification() -> str:
         "eagle3": "EAGLE-3, vLLM's `eagle3`",
         "eagle3-tree": "EAGLE-3, `eagle3-tree`",
         "griffin": "GRIFFIN, `griffin`",
+        "dflash": "DFlash, vLLM's `dflash`",
+        "dflash-tree": "DFlash, `dflash-tree`",
+        "draft-model-tree": "10 of 12 layers, `draft-model-tree`",
     }
     drafts = list(dict.fromkeys(draft for draft, _ in found))
     return table(
         ("draft", *drafters.values()), ([draft, *(found.get((draft, one), "") for one in drafters)] for draft in drafts)
     )
+
+
+def tokens_in_short() -> str:
+    """By drafter and the draft's size, our methods alone: vLLM's own chains are as long as ours."""
+    found: dict[str, list[str]] = {}
+    for row in read("tokens_per_verification.json")["rows"]:
+        found.setdefault(row["drafter"], []).append(f"{row['tokens_per_verification']:.2f}")
+    names = {
+        "eagle3-tree": "EAGLE-3",
+        "griffin": "GRIFFIN",
+        "dflash-tree": "DFlash",
+        "draft-model-tree": "a small model",
+    }
+    header = "tokens per pass of the target", "chain of 4", "tree of 8", "tree of 24", "tree of 59"
+    return table(header, ([f"{names[key]}, {code(key)}", *found[key]] for key in names))
 
 
 def draft_vocabulary() -> str:
@@ -58,8 +78,49 @@ def tokens_by_depth() -> str:
     return table(header, rows)
 
 
-def under_load() -> str:
-    return table(*cells(read("load/throughput.json")["rows"], LATENCIES))
+def chosen_drafts() -> str:
+    """What the scheduler chooses, beside every fixed number of drafted tokens."""
+    header = (
+        "method",
+        "requests",
+        "best fixed number",
+        "chosen to best",
+        "chosen to none",
+        "first turn to none",
+        "drafted per verification",
+    )
+    rows = []
+    for path in sorted((RESULTS / "chosen").glob("*.json")):
+        for row in read(f"chosen/{path.name}"):
+            ratios = (f"{row[key]:.2f}" for key in ("chosen_to_best", "chosen_to_none", "first_to_none"))
+            rows.append(
+                (code(row["name"]), row["requests"], row["best"], *ratios, f"{row['drafted_per_verification']:.1f}")
+            )
+    return table(header, rows)
+
+
+def beside_eagle3() -> str:
+    """GRIFFIN's chains beside those of vLLM's EAGLE-3."""
+    header = "drafts", "requests", "x EAGLE-3", "x plain", "tokens per verification", "drafted per verification"
+    within = "{median:.2f} ({lowest:.2f} to {highest:.2f})".format
+    rows = []
+    for row in read("beside_eagle3.json"):
+        if row["name"] != "plain":
+            ratios = (within(**row[key]) for key in ("to_eagle3", "to_plain"))
+            drafted = (f"{row[key]:.2f}" for key in ("tokens_per_verification", "drafted_per_verification"))
+            rows.append((code(row["name"]), row["requests"], *ratios, *drafted))
+    return table(header, rows)
+
+
+def pooled_nodes() -> str:
+    """Tokens per verification of 16 requests, by who gets a step's nodes."""
+    header = "method", "draft", "nodes for each request", "alike", "by confidence", "ratio"
+    rows = [
+        (code(row["method"]), row["draft"], row["nodes"], row["alike"], row["together"], f"{row['gain']:.2f}")
+        for row in read("pooled_nodes.json")
+        if row["requests"] == 16
+    ]
+    return table(header, rows)
 
 
 def sweep() -> str:
@@ -92,6 +153,11 @@ def drafters() -> str:
         "same tokens",
     )
     return table(header, lines)
+
+
+def ablations() -> str:
+    """By row, with the difference to the row before it that is the reference; rows that were not run say so."""
+    return table(report.HEADER, report.lines(runs.read(RESULTS / "ablation", ROWS), ROWS))
 
 
 def foreign() -> str:
@@ -233,12 +299,16 @@ def soak() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "benchmark tokens per verification": tokens_per_verification,
+    "benchmark tokens in short": tokens_in_short,
     "benchmark tokens by depth": tokens_by_depth,
     "benchmark draft vocabulary": draft_vocabulary,
-    "benchmark under load": under_load,
+    "benchmark chosen drafts": chosen_drafts,
+    "benchmark beside eagle3": beside_eagle3,
+    "benchmark pooled nodes": pooled_nodes,
     "benchmark sweep": sweep,
     "benchmark acceptance": acceptance,
     "benchmark drafters": drafters,
+    "benchmark ablations": ablations,
     "benchmark foreign": foreign,
     "benchmark foreign time": foreign_time,
     "benchmark step profile": step_profile,

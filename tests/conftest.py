@@ -1,5 +1,6 @@
 """In which order files of tests run, and which of them share a worker where several workers run."""
 
+import os
 from collections.abc import Iterable
 
 import pytest
@@ -19,7 +20,15 @@ PROCESSOR_SECONDS = {
     "tests/e2e/test_operation.py": 10,
     "tests/e2e/test_served_drafter.py": 50,
     "tests/e2e/test_soak.py": 250,
+    "tests/e2e/test_train_command.py": 250,
+    "tests/e2e/test_train_methods.py": 200,
+    "tests/e2e/test_train_other_target.py": 100,
     "tests/engine/test_bad_weights.py": 40,
+    "tests/engine/test_capture.py": 35,
+    "tests/engine/test_dflash.py": 90,
+    "tests/engine/test_dflash_drafting.py": 15,
+    "tests/engine/test_draft_model_tree.py": 90,
+    "tests/engine/test_dspark.py": 50,
     "tests/engine/test_eagle.py": 55,
     "tests/engine/test_eagle_formats.py": 40,
     "tests/engine/test_eagle_graphs.py": 20,
@@ -29,6 +38,8 @@ PROCESSOR_SECONDS = {
     "tests/engine/test_lossless.py": 100,
     "tests/engine/test_moa.py": 90,
     "tests/engine/test_moa_drafting.py": 15,
+    "tests/engine/test_mtp_tree.py": 40,
+    "tests/engine/test_preparation.py": 10,
     "tests/engine/test_prompt_embeds.py": 110,
     "tests/engine/test_recorded.py": 100,
     "tests/engine/test_sessions.py": 55,
@@ -36,6 +47,10 @@ PROCESSOR_SECONDS = {
     "tests/engine/test_trees.py": 90,
     "tests/kernels/test_compilation.py": 40,
     "tests/kernels/test_cpu_bodies.py": 60,
+    "tests/unit/test_against.py": 35,
+    "tests/unit/test_shared_training.py": 40,
+    "tests/unit/test_train_command.py": 40,
+    "tests/unit/test_training_resume.py": 35,
 }
 """What takes longest comes first, so that the workers end together. Rough figures do; without one, a file counts 1."""
 
@@ -56,6 +71,16 @@ def longest_first(nodeids: Iterable[str]) -> list[str]:
     for file in sorted(files):
         seconds[unit_of(file)] = seconds.get(unit_of(file), 0) + PROCESSOR_SECONDS.get(file, 1)
     return sorted(seconds, key=lambda unit: -seconds[unit])
+
+
+BEFORE = dict(os.environ)
+CHANGED: dict[str, str] = {}
+"""What the import of the tests has changed in the environment of vLLM, which servers under test inherit."""
+
+
+def pytest_collection_finish() -> None:
+    now = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+    CHANGED.update({name: value for name, value in now.items() if BEFORE.get(name) != value})
 
 
 @pytest.hookimpl(trylast=True)  # after pytest has put together the tests that share a parameter

@@ -59,7 +59,7 @@ def demo(
     from vllm_specext.measure.plain import STOCK
 
     with progress() as tell:
-        rows = run.run(tell, run.CONFIGURATIONS if every_method else run.SHORT)
+        rows = run.run(tell, run.LONG if every_method else run.SHORT)
     console.print(as_table(rows), "", Bars(rows), "")
     if json_path is not None:
         run.write(rows, json_path)
