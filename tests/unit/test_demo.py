@@ -118,6 +118,18 @@ def test_nothing_is_started_or_stopped_between_the_turns_of_a_comparison(faked: 
     assert turns == ["plain-stock"] * 4 + ["plain"] * 4 + ["griffin-chain"] * 4
 
 
+def test_a_speed_up_that_differs_between_turns_has_an_error() -> None:
+    def answers(*seconds: float) -> list[Answer]:
+        return [Answer([0] * 10, each) for each in seconds for _ in range(run.PROMPTS_PER_TURN)]
+
+    own, baseline = answers(1.0, 2.0, 1.0), answers(2.0, 2.0, 3.0)
+    assert run.speedups(own, baseline) == pytest.approx([2.0, 1.0, 3.0])
+    row = run.summarize("drafts", own, own, baseline)
+    assert row.speedup == pytest.approx(7 / 4)
+    assert row.speedup_error == pytest.approx(1 / 3**0.5, abs=0.001)
+    assert run.summarize("drafts", answers(1.0), answers(1.0), answers(2.0)).speedup_error == 0
+
+
 def test_the_rows_configurations_are_valid_and_eagle_3s_tree_is_griffins() -> None:
     for _, config in CONFIGURATIONS:
         parse(METHODS[config["method"]].options, config)

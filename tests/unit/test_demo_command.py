@@ -28,7 +28,7 @@ demo_command = import_module("vllm_specext.cli.demo")
 
 
 def row(method: str, tokens: float, speedup: float, identical: bool = True) -> Row:
-    return Row(method, identical, tokens, 4.0, [], 100.0, speedup, 24, 6)
+    return Row(method, identical, tokens, 4.0, [], 100.0, speedup, 0.04, 24, 6)
 
 
 ROWS = [row("plain", 1.0, 1.0), row("griffin-chain", 3.0, 1.5), row("griffin-tree", 4.0, 0.75)]

@@ -141,9 +141,9 @@ def as_table(rows: "list[Row]") -> Table:
             f"{row.nodes_per_verification:.1f}",
             f"{row.tokens_per_verification:.2f}",
             f"{row.tokens_per_second:.0f}",
-            f"{row.speedup:.2f}",
+            f"{row.speedup:.2f} ±{row.speedup_error:.2f}" if row is not rows[0] else f"{row.speedup:.2f}",
         )
-    notes = []
+    notes = ["±: standard error, from turn to turn"]
     if rows[0].method == STOCK:
         notes.append(f"speed-ups are over {STOCK}: {WHAT_STOCK_IS}")
     if looping := rows[0].looping:

@@ -7,6 +7,8 @@ said about drafts leave out prompts whose plain continuation is a loop, because 
 """
 
 import json
+import math
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -48,6 +50,8 @@ class Row:
     tokens_per_second: float
     speedup: float
     """Over the first row: plain decoding, by vLLM as it is where that is another thing."""
+    speedup_error: float
+    """Standard error of the speed-up, from how much it differs between the turns."""
     requests: int
     looping: int
 
@@ -134,9 +138,21 @@ def summarize(name: str, answers: list[Answer], plain: list[Answer], baseline: l
         accepted_per_depth=[told.per_verification(count) for count in told.accepted],
         tokens_per_second=round(speed, 1),
         speedup=round(speed / tokens_per_second(baseline), 2),
+        speedup_error=round(standard_error(speedups(answers, baseline)), 3),
         requests=len(answers),
         looping=sum(loops),
     )
+
+
+def speedups(answers: list[Answer], baseline: list[Answer]) -> list[float]:
+    """The speed-up in each turn."""
+    turns = [slice(first, first + PROMPTS_PER_TURN) for first in range(0, len(answers), PROMPTS_PER_TURN)]
+    return [tokens_per_second(answers[turn]) / tokens_per_second(baseline[turn]) for turn in turns]
+
+
+def standard_error(figures: list[float]) -> float:
+    """Of the mean of ``figures``; 0 for a single one, which says nothing of it."""
+    return statistics.stdev(figures) / math.sqrt(len(figures)) if len(figures) > 1 else 0.0
 
 
 def tokens_per_second(answers: list[Answer]) -> float:
