@@ -31,6 +31,7 @@ from vllm_specext.training.gradients import totals
 from vllm_specext.training.griffin.train import GriffinRecipe, GriffinStep
 from vllm_specext.training.loop import fit
 from vllm_specext.training.packs import PackedBatches
+from vllm_specext.training.processes import process_group
 from vllm_specext.training.rows import FeatureRow
 from vllm_specext.training.run import Run
 from vllm_specext.training.step import Progress, Sums
@@ -53,7 +54,7 @@ class RandomRows:
     def order(self, epoch: int) -> list[int]:
         return torch.randperm(ROWS, generator=generator(3, epoch)).tolist()
 
-    def read(self, rows: Sequence[int]) -> list[FeatureRow]:
+    def read(self, rows: Sequence[int], epoch: int = 0) -> list[FeatureRow]:
         return [self._row(row) for row in rows]
 
     def _row(self, row: int) -> FeatureRow:
@@ -186,7 +187,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     into, *names = sys.argv[1:]
     rank = int(os.environ["RANK"])
-    for wanted in names:
-        made = scenario(wanted, Path(into), rank)
-        value = {"message": json.dumps(made)} if isinstance(made, str) else {"weights": made}
-        torch.save(value, Path(into) / f"{wanted}-{rank}.pt")
+    with process_group():
+        for wanted in names:
+            made = scenario(wanted, Path(into), rank)
+            value = {"message": json.dumps(made)} if isinstance(made, str) else {"weights": made}
+            torch.save(value, Path(into) / f"{wanted}-{rank}.pt")

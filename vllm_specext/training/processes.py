@@ -2,8 +2,8 @@
 
 import signal
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,19 @@ def new_accelerator(device: torch.device, trackers: Sequence[Any] = (), folder: 
         log_with=list(trackers) or None,
         project_dir=folder,
     )
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Leave the group of processes at the end, if there is one.
+
+    Its threads may be at work when Python ends, and then abort a process that has done all that it had to.
+    """
+    try:
+        yield
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def is_first_process() -> bool:
