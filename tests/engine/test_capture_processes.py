@@ -13,7 +13,7 @@ from tests.engine.test_capture import CLOSE, ENGINE, FIRST, GIVEN, SAMPLING, fur
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.preparation.feature_folder import FeatureFolder
 from vllm_specext.preparation.processes import LocalEngine
-from vllm_specext.preparation.ray_engines import RayEngine
+from vllm_specext.preparation.ray_engines import ray_engines
 from vllm_specext.preparation.spread import RemoteEngine, SpreadAnswerer
 from vllm_specext.training.data.answers import Turn
 from vllm_specext.training.data.row import make_row
@@ -33,16 +33,21 @@ def local() -> Iterator[RemoteEngine]:
 
 @pytest.fixture
 def ray_actor() -> Iterator[RemoteEngine]:
-    import ray
-
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=128 << 20)
-    engine = RayEngine(ENGINE, SAMPLING, num_gpus=0)
-    yield engine
-    engine.close()
-    ray.shutdown()
+    with ray_engines("local", ENGINE, SAMPLING, gpus_each=1) as engines:
+        (engine,) = engines  # one on every machine that has no GPU
+        yield engine
 
 
 NO_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+
+
+@NO_RAY
+def test_a_cluster_that_is_not_there_is_refused() -> None:
+    with (
+        pytest.raises(ConfigurationError, match=r"^--ray is 'auto', where no cluster answers"),
+        ray_engines("auto", ENGINE, SAMPLING, gpus_each=1),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("place", ["local", pytest.param("ray_actor", marks=NO_RAY)])

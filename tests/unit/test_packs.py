@@ -21,7 +21,7 @@ class Source:
         generator = torch.Generator().manual_seed(epoch)
         return torch.randperm(len(self.lengths), generator=generator).tolist()
 
-    def read(self, rows: Sequence[int]) -> list[FeatureRow]:
+    def read(self, rows: Sequence[int], epoch: int = 0) -> list[FeatureRow]:
         ids = [torch.full((self.lengths[row],), row + 1) for row in rows]
         return [FeatureRow(x, torch.ones_like(x), x[:, None].float()) for x in ids]
 

@@ -12,6 +12,7 @@ from vllm_specext.target_stages.held_out import Asked, choose, expected
 from vllm_specext.target_stages.target_engine import device_groups
 from vllm_specext.target_stages.verdict import Conditions, Simulated, judge
 from vllm_specext.training.data.row import make_row
+from vllm_specext.training.pipeline.devices import visible_devices
 from vllm_specext.training.pipeline.progress import LogLines, described
 from vllm_specext.training.pipeline.report import loss_figure, write_report
 
@@ -139,8 +140,22 @@ def test_an_entry_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "each", "groups"),
-    [(0, 1, []), (1, 1, ["0"]), (8, 4, ["0,1,2,3", "4,5,6,7"]), (3, 2, ["0,1"]), (1, 2, [])],
+    ("given", "count", "each", "groups"),
+    [
+        (None, 0, 1, []),
+        (None, 1, 1, ["0"]),
+        (None, 8, 4, ["0,1,2,3", "4,5,6,7"]),
+        (None, 3, 2, ["0,1"]),
+        (None, 1, 2, []),
+        ("", 2, 1, ["0", "1"]),
+        ("6,7", 2, 1, ["6", "7"]),
+        ("GPU-a, GPU-b,GPU-c", 3, 2, ["GPU-a,GPU-b"]),
+    ],
 )
-def test_gpus_are_shared_out_in_groups(count: int, each: int, groups: list[str]) -> None:
-    assert device_groups(count, each) == groups
+def test_gpus_are_shared_out_in_groups(
+    given: str | None, count: int, each: int, groups: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert device_groups(visible_devices(count), each) == groups

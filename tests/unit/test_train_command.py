@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.unit.runs import CHATS, chats
+from tests.unit.runs import CHATS, chats, settings
 from vllm_specext.cli import app, extras
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import MODELS, TARGET
 from vllm_specext.training.pipeline import plan as plans
 from vllm_specext.training.pipeline.folder import locked
+from vllm_specext.training.pipeline.settings import check_stream, default_processes
 
 
 @pytest.fixture
@@ -103,6 +105,44 @@ def test_the_plan_of_each_method_says_what_is_kept_of_the_target(run: CliRunner)
         done = run.invoke(app, command("--dry-run", method=method))
         assert done.exit_code == 0, done.output
         assert words in " ".join(done.output.split())
+
+
+def test_a_target_beside_the_training_bounds_what_is_on_the_disk(run: CliRunner) -> None:
+    bounds = ("--samples=100000", "--max-length=512", "--dry-run")
+    shown = [" ".join(run.invoke(app, command(*bounds, *more)).output.split()) for more in ((), ("--stream",))]
+    assert "of the target, once;" in shown[0]
+    assert "of the target, once, and once more in every epoch;" in shown[1]
+    # Only the four rows of the file are counted in the first, which is less than the bound.
+    plan = plans.streamed_tokens(settings(stream=True, max_length=512), 10**9)
+    assert plan == 12 * 2**16 + 1000 * 512
+
+
+def test_a_training_that_keeps_no_features_cannot_stream_them(run: CliRunner) -> None:
+    assert "--stream is for methods that keep features of the target" in refused(
+        run, *command("--stream", method="moa")
+    )
+
+
+@pytest.mark.parametrize(("devices", "processes", "fits"), [(0, 2, True), (8, 6, True), (8, 7, False), (1, 1, False)])
+def test_the_target_needs_gpus_of_its_own_beside_the_training(devices: int, processes: int, fits: bool) -> None:
+    asked = settings(stream=True, tensor_parallel=2 if devices == 8 else 1)
+    if fits:
+        check_stream(asked, processes, devices)
+        return
+    with pytest.raises(ConfigurationError, match=rf"^--stream needs a GPU for each .* but {devices} are here\.$"):
+        check_stream(asked, processes, devices)
+
+
+def test_training_has_the_gpus_that_the_target_leaves(run: CliRunner) -> None:
+    assert default_processes(8, {"stream": False, "tensor_parallel": 2}) == 8
+    assert default_processes(8, {"stream": True, "tensor_parallel": 2}) == 6
+    assert default_processes(0, {"stream": True, "tensor_parallel": 1}) == 1
+
+
+def test_a_cluster_needs_ray(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = extras.find_spec
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "ray" else found(name))
+    assert "the Python package ray is not installed" in refused(run, *command("--ray=auto"))
 
 
 def test_one_that_can_be_is_not(run: CliRunner) -> None:

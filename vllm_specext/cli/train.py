@@ -74,6 +74,21 @@ def train(
     ] = None,
     dtype: Annotated[Numbers, typer.Option(help="The target's type of numbers, as it is served.")] = Numbers.AUTO,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs that the target needs.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Let the target answer on a Ray cluster, auto or HOST:PORT, whose machines have the same --output.",
+            show_default=False,
+        ),
+    ] = None,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="Keep features only while they are needed: the target computes them beside the training, once in each "
+            "epoch, on GPUs of its own. For a disk that is too small.",
+        ),
+    ] = False,
     processes: Annotated[
         int | None, typer.Option(help="Training processes; by default one for each GPU.", show_default=False)
     ] = None,
@@ -111,12 +126,14 @@ def train(
         "temperature": temperature,
         "dtype": dtype.value,
         "tensor_parallel": tensor_parallel,
+        "ray": ray,
+        "stream": stream,
         "init": init,
         "licence": licence,
         "log": log or [],
     }
     try:
-        require("torch", "transformers", "accelerate", "datasets", "pyarrow", "matplotlib")
+        require("torch", "transformers", "accelerate", "datasets", "pyarrow", "matplotlib", *(["ray"] if ray else []))
         if not dry_run:
             require("vllm")
         from vllm_specext.training.pipeline.shown import plan_table  # which loads torch
@@ -152,12 +169,13 @@ def planned(
     values = {**values, "template_flags": asked.flags(flags), "recipe": how.model_dump(mode="json")}
     if processes is not None and processes < 1:
         raise ConfigurationError(f"--processes is {processes}, but at least 1 is needed.")
-    count = processes or max(1, torch.cuda.device_count())
+    count = processes or asked.default_processes(torch.cuda.device_count(), values)
     target = read_target(values["target"])
     values["target"] = target.name
     values["data"] = [located(name) for name in values["data"]]
     values["max_length"] = asked.longest_row(values["max_length"], target.max_length)
     settings = checked(asked.RunSettings, values, "the setting")
+    asked.check_stream(settings, count, torch.cuda.device_count())
     refuse_target(TRAINABLE[settings.method].serves, target, settings.tensor_parallel)
     check_inputs(settings, target, count)
     plan = make_plan(settings, target, count_rows(settings.data), output)

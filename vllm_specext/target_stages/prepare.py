@@ -1,5 +1,6 @@
 """The first stage, ``python -m vllm_specext.target_stages.prepare RUN``: rows of text with the target's own answers,
-and its hidden states of them, in one pass of the target; a method that runs the target itself gets the rows alone.
+and its hidden states of them, in one pass of the target; a method that runs the target itself gets the rows alone, and
+so does a training that has the target beside it.
 
 Each group of conversations that the target answers at once becomes a shard. A preparation that was interrupted goes on
 after the last of them.
@@ -12,20 +13,26 @@ import torch
 from vllm_specext.preparation.feature_folder import FeatureFolder
 from vllm_specext.target_stages.answers_only import AnswersOnly
 from vllm_specext.target_stages.target_engine import AT_ONCE, capturing, device_groups
+from vllm_specext.training.data.folder import read_data
 from vllm_specext.training.data.prepare import prepare
 from vllm_specext.training.data.settings import data_settings
 from vllm_specext.training.data.template import load_template
+from vllm_specext.training.pipeline.devices import visible_devices
 from vllm_specext.training.pipeline.folder import DATA, FEATURES
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.record import read_record, stage_inputs
 from vllm_specext.training.pipeline.stage_process import Say, end_on_sigterm, run_stage
+from vllm_specext.training.shards import SUFFIX
+
+HELD_OUT = f"held-out{SUFFIX}"
+"""Where nothing else is kept: the features of the rows that the drafter is measured on."""
 
 
 def work(folder: Path, say: Say) -> None:
     end_on_sigterm()
     record = read_record(folder)
     settings = record.settings
-    groups = device_groups(torch.cuda.device_count(), settings.tensor_parallel)
+    groups = device_groups(visible_devices(torch.cuda.device_count()), settings.tensor_parallel)
     wanted = data_settings(
         data=settings.data,
         answers=settings.answers,
@@ -40,10 +47,15 @@ def work(folder: Path, say: Say) -> None:
     say(f"loading the target {settings.target}")
     source = stage_inputs(record)["prepare"]
     with capturing(settings, groups) as engine:
-        answers = engine if TRAINABLE[settings.method].captured is not None else AnswersOnly(engine)
+        keeps = TRAINABLE[settings.method].captured is not None and not settings.stream
+        answers = engine if keeps else AnswersOnly(engine)
         features = FeatureFolder(answers, folder / FEATURES, record.target_hash, source)
         say("the target answers" if settings.answers != "given" else "the target reads the answers that are given")
         stats = prepare(wanted, template, folder / DATA, features, features.keep)
+        if settings.stream:
+            say("the target reads the rows that are held out")
+            held_out = list(read_data(folder / DATA, "valid"))
+            features.missing += engine.write(folder / FEATURES / HELD_OUT, held_out, record.target_hash, source)
     lost = f"; {len(features.missing)} rows had no room for their states" if features.missing else ""
     say(
         f"{stats['train']['rows']} rows to train on, {stats['valid']['rows']} held out, "

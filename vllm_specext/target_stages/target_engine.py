@@ -9,6 +9,7 @@ from vllm_specext.preparation.answers import CapturingAnswerer
 from vllm_specext.preparation.engine import capturing_llm
 from vllm_specext.preparation.feature_folder import Capturing
 from vllm_specext.preparation.processes import LocalEngine
+from vllm_specext.preparation.ray_engines import ray_engines
 from vllm_specext.preparation.spread import SpreadAnswerer
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.settings import RunSettings
@@ -32,15 +33,15 @@ def layers_read(settings: RunSettings) -> tuple[int, ...] | None:
     return TRAINABLE[settings.method].layers(read_target(settings.target))
 
 
-def device_groups(count: int, each: int) -> list[str]:
-    """``count`` GPUs in groups of ``each``, as ``CUDA_VISIBLE_DEVICES`` has them; those that are left over are idle."""
-    firsts = range(0, count - each + 1, each)
-    return [",".join(map(str, range(first, first + each))) for first in firsts]
+def device_groups(devices: Sequence[str], each: int) -> list[str]:
+    """``devices`` in groups of ``each``, as ``CUDA_VISIBLE_DEVICES`` has them; those that are left over are idle."""
+    return [",".join(devices[first : first + each]) for first in range(0, len(devices) - each + 1, each)]
 
 
 @contextmanager
 def capturing(settings: RunSettings, groups: Sequence[str]) -> Iterator[Capturing]:
-    """The target, which answers and keeps the states that the method reads, on each of the ``groups`` of GPUs."""
+    """The target, which answers and keeps the states that the method reads, on each of the ``groups`` of GPUs, or on
+    the machines of a Ray cluster."""
     sampling: dict[str, Any] = {} if settings.temperature is None else {"temperature": settings.temperature}
     llm = {
         "target": settings.target,
@@ -49,18 +50,22 @@ def capturing(settings: RunSettings, groups: Sequence[str]) -> Iterator[Capturin
         "aux_layers": layers_read(settings),
         **engine_arguments(settings),
     }
+    if settings.ray is not None:
+        with ray_engines(settings.ray, llm, sampling, settings.tensor_parallel) as engines:
+            yield SpreadAnswerer(engines)
+        return
     if len(groups) < 2:
         with plain_errors(settings.target):
             engine = capturing_llm(**llm)
         yield CapturingAnswerer(engine, sampling)
         return
-    engines = [LocalEngine(llm, sampling, devices) for devices in groups]
+    own = [LocalEngine(llm, sampling, devices) for devices in groups]
     try:
-        for each in engines:
+        for each in own:
             each.loaded.result()
-        yield SpreadAnswerer(engines)
+        yield SpreadAnswerer(own)
     finally:
-        for each in engines:
+        for each in own:
             each.close()
 
 

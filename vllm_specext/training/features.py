@@ -57,7 +57,7 @@ class TargetRows:
         found: list[int] = torch.randperm(len(self.rows), generator=generator(self.seed, epoch)).tolist()
         return found
 
-    def read(self, rows: Sequence[int]) -> list[FeatureRow]:
+    def read(self, rows: Sequence[int], epoch: int = 0) -> list[FeatureRow]:
         if self.kept is None:
             return self._compute(rows)
         for row in rows:

@@ -80,7 +80,8 @@ class PackedBatches:
 
     def make(self, numbers: Sequence[int]) -> Packed:
         """The packs of these ``numbers``, of which none is lower than those made before."""
-        packs = [self.source.read(self._rows(number)) for number in numbers]
+        # The epoch is known after the rows are.
+        packs = [self.source.read(rows, self.epoch) for rows in map(self._rows, numbers)]
         return pack(packs, self.tokens, tuple(numbers), self.device)
 
     def _rows(self, number: int) -> list[int]:

@@ -31,5 +31,6 @@ class RowSource(Protocol):
         """The numbers of all rows, each once, as they come in this epoch, which counts from 0. It is the same in every
         process and whenever it is asked for."""
 
-    def read(self, rows: Sequence[int]) -> list[FeatureRow]:
-        """These rows. The same rows together are the same bits, whenever they are read."""
+    def read(self, rows: Sequence[int], epoch: int = 0) -> list[FeatureRow]:
+        """These rows, which are needed in this ``epoch``. The same rows together are the same bits, whenever they are
+        read, as far as the source says nothing else."""

@@ -4,7 +4,6 @@ Each epoch has the shards in an order of its own. The rows of each few of them, 
 from the seed and the epoch alone, so that a number of rows is all that a training needs to go on from.
 """
 
-import random
 from collections import OrderedDict
 from collections.abc import Container, Sequence
 from pathlib import Path
@@ -13,11 +12,9 @@ from typing import Any
 from safetensors import safe_open
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.mixed_order import WINDOW, mixed_order
 from vllm_specext.training.rows import FeatureRow
 from vllm_specext.training.shards import SUFFIX, Shard, read_row, read_shard, readable
-
-WINDOW = 4
-"""Shards whose rows are mixed."""
 
 
 def find_shards(folder: Path, target: str | None = None) -> list[Shard]:
@@ -70,18 +67,9 @@ class ShardRows:
 
     def order(self, epoch: int) -> list[int]:
         """The numbers of all rows, each once, as they come in this epoch."""
-        # A text as the seed gives the same order in every process.
-        chooser = random.Random(f"{self.seed} {epoch}")
-        shards = self._numbers.copy()
-        chooser.shuffle(shards)
-        order = []
-        for first in range(0, len(shards), self.window):
-            mixed = [row for rows in shards[first : first + self.window] for row in rows]
-            chooser.shuffle(mixed)
-            order += mixed
-        return order
+        return mixed_order(self._numbers, self.seed, epoch, self.window)
 
-    def read(self, rows: Sequence[int]) -> list[FeatureRow]:
+    def read(self, rows: Sequence[int], epoch: int = 0) -> list[FeatureRow]:
         """These rows, in this order, with the types that they have in the shards."""
         places = [self._places[row] for row in rows]
         return [read_row(self.shards[shard], self._file(shard), row) for shard, row in places]

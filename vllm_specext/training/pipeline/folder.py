@@ -28,7 +28,7 @@ BEGUN = "begun.json"
 PLOTS = ("losses.png", "acceptance.png")
 OURS = (PLAN, DONE, BEGUN, DATA, FEATURES, STATE, DRAFTER, LOGS, LOG, REPORT, CHECK, FAILED_CHECK, *PLOTS)
 """All that a run writes, and all that a restart removes."""
-FREE_TO_CHANGE = ("licence", "log")
+FREE_TO_CHANGE = ("licence", "log", "ray")
 """Settings that a run may go on with other values of."""
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.data.split import MOST as MOST_HELD_OUT
 from vllm_specext.training.pipeline.method import Sizes
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.settings import RunSettings
 from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.recipes.staged import StagedKeys
+from vllm_specext.training.streaming.supply import ROOM
+from vllm_specext.training.streaming.visits import BLOCK_TOKENS
 
 FEATURE_BYTES = 2
 """Features are kept in bfloat16."""
@@ -68,6 +71,9 @@ class Plan:
     feature_bytes_per_token: int
     tokens: Tokens
     feature_bytes: int | None
+    """On the disk at the same time."""
+    streamed: bool
+    """Whether the target computes features beside the training."""
     disk_free: int
     trained_parameters: int
     step_tokens: int
@@ -92,6 +98,7 @@ def make_plan(settings: RunSettings, target: TargetModel, rows: int | None, outp
     tokens = bounded(settings, rows)
     states = 0 if method.captured is None else 1 + len(method.layers(target) or ())
     per_token = states * target.hidden_size * FEATURE_BYTES
+    tokens_there = streamed_tokens(settings, tokens.stored) if settings.stream else tokens.stored
     step_tokens = recipe.tokens_per_step
     operations = method.operations(target, recipe)
     steps = stage_steps(recipe, tokens.stored)
@@ -100,7 +107,8 @@ def make_plan(settings: RunSettings, target: TargetModel, rows: int | None, outp
         in_memory=method.frozen,
         feature_bytes_per_token=per_token,
         tokens=tokens,
-        feature_bytes=None if tokens.stored is None else tokens.stored * per_token,
+        feature_bytes=None if tokens_there is None else tokens_there * per_token,
+        streamed=settings.stream,
         disk_free=shutil.disk_usage(_existing(output)).free,
         trained_parameters=sizes.trained,
         step_tokens=step_tokens,
@@ -110,6 +118,12 @@ def make_plan(settings: RunSettings, target: TargetModel, rows: int | None, outp
         steps=steps,
         hours=None if steps is None or tokens.stored is None else hours(recipe, operations, tokens, steps),
     )
+
+
+def streamed_tokens(settings: RunSettings, stored: int | None) -> int:
+    """Whose features are on the disk at the same time: those of some blocks, and of the rows that are held out."""
+    most = ROOM * BLOCK_TOKENS + MOST_HELD_OUT * settings.max_length
+    return most if stored is None else min(most, stored)
 
 
 def bounded(settings: RunSettings, rows: int | None) -> Tokens:
@@ -165,7 +179,7 @@ def refuse_small_disk(plan: Plan, output: Path, written: int = 0) -> None:
         raise ConfigurationError(
             f"--output is {str(output)!r}, where {plan.disk_free / GB:.1f} GB are free, but features of up to "
             f"{plan.tokens.stored} tokens take {plan.feature_bytes / GB:.1f} GB; fewer --samples or --tokens, a "
-            "shorter --max-length or another disk is needed."
+            "shorter --max-length, --stream or another disk is needed."
         )
 
 

@@ -78,7 +78,7 @@ def read_record(folder: Path) -> Record:
 
 def stage_inputs(record: Record) -> dict[str, str]:
     """The hash of what goes into each stage, that of the stage before included."""
-    values = record.settings.model_dump(mode="json", exclude={"recipe", "licence", "init", "log"})
+    values = record.settings.model_dump(mode="json", exclude={"recipe", "licence", "init", "log", "ray"})
     prepared = hash_of(record.target_hash, record.text_hash, record.data_hash, values)
     trained = hash_of(prepared, record.settings.recipe.model_dump(mode="json"), record.init_hash)
     exported = hash_of(trained, record.settings.licence)

@@ -1,6 +1,6 @@
 """What the user asks a training for: the run's settings, checked before anything is read or loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
@@ -34,6 +34,10 @@ class RunSettings(Frozen):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """The target's type of numbers while it answers and is checked."""
     tensor_parallel: Count = 1
+    ray: str | None = None
+    """Of a cluster on which the target answers."""
+    stream: bool = False
+    """Features are kept only while the training needs them."""
     init: str | None = None
     licence: str | None = None
     log: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
@@ -50,6 +54,26 @@ class RunSettings(Frozen):
             return recipe_of(info.data["method"], values)
         except ConfigurationError as error:
             raise ValueError(str(error).removesuffix(".")) from None
+
+
+def default_processes(devices: int, values: Mapping[str, Any]) -> int:
+    """One for each GPU, but for those that the target needs meanwhile."""
+    return max(1, devices - (values["tensor_parallel"] if values["stream"] else 0))
+
+
+def check_stream(settings: RunSettings, processes: int, devices: int) -> None:
+    """Refuse a training beside a target that has no GPUs of its own, or whose features nobody reads."""
+    if not settings.stream:
+        return
+    if settings.method == "moa":
+        raise ConfigurationError(
+            "--stream is for methods that keep features of the target, griffin and eagle3; moa keeps none."
+        )
+    if 0 < devices < processes + settings.tensor_parallel:
+        raise ConfigurationError(
+            f"--stream needs a GPU for each of {processes} training processes (--processes), and besides "
+            f"{settings.tensor_parallel} for the target (--tensor-parallel), but {devices} are here."
+        )
 
 
 def flags(given: Sequence[str]) -> dict[str, Any]:

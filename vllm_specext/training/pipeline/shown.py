@@ -33,7 +33,8 @@ def rows(plan: Plan, processes: int) -> list[tuple[str, str, str]]:
     ]
     if plan.target_operations_per_token is not None:
         forward = f"{plan.target_operations_per_token / GB:.3g}"
-        found.append(("GFLOP per token", forward, "of the target, once; the time of its answers is not estimated"))
+        often = "once, and once more in every epoch" if plan.streamed else "once"
+        found.append(("GFLOP per token", forward, f"of the target, {often}; the time of its answers is not estimated"))
     if plan.steps is not None:
         found.append(("steps", " + ".join(map(str, plan.steps)), "of each stage"))
     for gpu, time in (plan.hours or {}).items():

@@ -27,7 +27,7 @@ class TextRows:
         found: list[int] = torch.randperm(len(self.rows), generator=generator(self.seed, epoch)).tolist()
         return found
 
-    def read(self, rows: Sequence[int]) -> list[FeatureRow]:
+    def read(self, rows: Sequence[int], epoch: int = 0) -> list[FeatureRow]:
         return [self.rows[row] for row in rows]
 
 

@@ -2,6 +2,8 @@
 several: the drafter from the shards of features. The target itself is not loaded, but its embedding and its head."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,8 +18,10 @@ from vllm_specext.training.pipeline.method import Drafter, TrainedMethod
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.record import Record, read_record
 from vllm_specext.training.pipeline.stage_process import Say, run_stage
+from vllm_specext.training.pipeline.streaming import streamed_rows
 from vllm_specext.training.pipeline.target import read_target
 from vllm_specext.training.pipeline.text_rows import TextRows
+from vllm_specext.training.processes import process_group
 from vllm_specext.training.recipes.staged import StagedKeys
 from vllm_specext.training.rows import RowSource
 from vllm_specext.training.run import Evaluation, Run
@@ -29,18 +33,24 @@ EVALUATED = 64
 
 def work(folder: Path, say: Say) -> None:
     record = read_record(folder)
-    settings, device = record.settings, this_device()
-    method, recipe = TRAINABLE[settings.method], settings.recipe
+    settings, method = record.settings, TRAINABLE[record.settings.method]
     init = None if settings.init is None else drafter_directory(settings.init, None, role="--init")
-    drafter = method.begin(read_target(settings.target, weights=True), recipe, init, device)
-    rows, valid = row_sources(folder, record)
+    drafter = method.begin(read_target(settings.target, weights=True), settings.recipe, init, this_device())
+    with process_group(), training_rows(folder, record) as rows:
+        train(folder, record, drafter, rows, say)
+
+
+def train(folder: Path, record: Record, drafter: Drafter, rows: RowSource, say: Say) -> None:
+    settings, method = record.settings, TRAINABLE[record.settings.method]
+    recipe, valid = settings.recipe, kept_rows(folder, record, "valid")
     if not measure(method, drafter, valid).verifications:
         raise ConfigurationError(
             f"{folder / DATA} has no held-out answer of more than {CHAIN} tokens to measure acceptance on; more or "
             "other --data are needed."
         )
     steps = stage_steps(method.packs(rows, recipe), recipe)
-    say(f"{len(rows.lengths)} rows, {' + '.join(map(str, steps))} steps, {process_count()} processes on {device.type}")
+    device = this_device().type
+    say(f"{len(rows.lengths)} rows, {' + '.join(map(str, steps))} steps, {process_count()} processes on {device}")
     state = folder / STATE
     state.mkdir(exist_ok=True)
     drafter.train(
@@ -75,15 +85,23 @@ def this_device() -> torch.device:
     )
 
 
-def row_sources(folder: Path, record: Record) -> list[RowSource]:
-    """The rows to train on, and those held out; with what was kept of the target, if anything was."""
+@contextmanager
+def training_rows(folder: Path, record: Record) -> Iterator[RowSource]:
+    """The rows to train on. Where nothing was kept of them, the target computes their features while this lasts."""
+    if record.settings.stream:
+        with streamed_rows(folder, record, int(os.environ.get("RANK", "0"))) as rows:
+            yield rows
+    else:
+        yield kept_rows(folder, record, "train")
+
+
+def kept_rows(folder: Path, record: Record, part: Part) -> RowSource:
+    """The rows of one part, with what was kept of the target, if anything was."""
     settings = record.settings
-    parts: tuple[Part, ...] = ("train", "valid")
     if TRAINABLE[settings.method].captured is None:
-        return [TextRows(read_data(folder / DATA, part), settings.recipe.seed) for part in parts]
+        return TextRows(read_data(folder / DATA, part), settings.recipe.seed)
     shards = find_shards(folder / FEATURES, record.target_hash)
-    keys = [{row.key for row in read_data(folder / DATA, part)} for part in parts]
-    return [ShardRows(shards, settings.recipe.seed, each) for each in keys]
+    return ShardRows(shards, settings.recipe.seed, {row.key for row in read_data(folder / DATA, part)})
 
 
 def stage_steps(packs: int, recipe: StagedKeys) -> tuple[int, ...]:
