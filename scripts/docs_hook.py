@@ -1,17 +1,26 @@
-"""For mkdocs: the measurements' files and plots are part of the site.
+"""For mkdocs: the measurements' files are part of the site, formulas become MathML, and nothing comes from other hosts.
 
-They lie outside of the documents' folder, where the repository's readers find them, and pages link to them by their
-place in the repository. On the site they are under ``benchmarks/results``.
+The measurements lie outside of the documents' folder, where the repository's readers find them, and pages link to them
+by their place in the repository. On the site they are under ``benchmarks/results``.
 """
 
+import html
 import re
 from pathlib import Path
 from typing import Any
 
+from math_core import LatexToMathML
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+
+from scripts.docs_offline import loads
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "benchmarks/results/"
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+"""What arithmatex makes of ``$...$`` and ``$$...$$``."""
+
+MATHML = LatexToMathML()
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -24,3 +33,15 @@ def on_files(files: Files, *, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """The site's root is the documents' folder: one step up less than in the repository."""
     return re.sub(rf"\]\(\.\./((?:\.\./)*{RESULTS})", r"](\1", markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Formulas as MathML, which browsers show without a script and without fonts of the site's."""
+    return FORMULA.sub(
+        lambda found: MATHML.convert_with_local_state(html.unescape(found[2]), displaystyle=found[1] == "div"), content
+    )
+
+
+def on_post_build(*, config: Any) -> None:
+    if found := loads(Path(config.site_dir)):
+        raise PluginError("the site must be readable without a network, but would load:\n" + "\n".join(found))
