@@ -1,11 +1,12 @@
 """For mkdocs: the measurements' files are part of the site, formulas become MathML, and nothing comes from other hosts.
 
 The measurements lie outside of the documents' folder, where the repository's readers find them, and pages link to them
-by their place in the repository. On the site they are under ``benchmarks/results``.
+by their place in the repository. On the site they are under ``benchmarks/results``, with their figures as SVG.
 """
 
 import html
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from math_core import LatexToMathML
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
+from scripts.docs_figures import FIGURES
 from scripts.docs_offline import loads
 
 ROOT = Path(__file__).parents[1]
@@ -27,12 +29,18 @@ def on_files(files: Files, *, config: Any) -> Files:
     for path in sorted((ROOT / RESULTS).rglob("*")):
         if path.suffix in (".json", ".png", ".csv"):
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    with tempfile.TemporaryDirectory(prefix="vllm-specext-docs-") as folder:
+        figure = Path(folder) / "figure.svg"
+        for name, draw in FIGURES.items():
+            draw(figure)
+            files.append(File.generated(config, f"{RESULTS}{name}.svg", content=figure.read_text(encoding="utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The site's root is the documents' folder: one step up less than in the repository."""
-    return re.sub(rf"\]\(\.\./((?:\.\./)*{RESULTS})", r"](\1", markdown)
+    """The site's root is the documents' folder: one step up less than in the repository. Figures are SVG."""
+    markdown = re.sub(rf"\]\(\.\./((?:\.\./)*{RESULTS})", r"](\1", markdown)
+    return re.sub(rf"({RESULTS}({'|'.join(FIGURES)}))\.png\)", r"\1.svg)", markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:
