@@ -144,6 +144,33 @@ def test_the_bundled_server_starts_as_the_quick_start_says_and_answers(tmp_path:
         server.wait(60)
 
 
+PYTHON = [block for block in blocks("python") if block.run_by == THIS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_the_example_in_python_gives_the_same_tokens_with_drafts_and_without(block: Block, tmp_path: Path) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(block.body, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "the same tokens: True" in done.stdout
+    (tokens,) = re.findall(r"^tokens per verification: ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert float(tokens) > 1.5
+
+
+def test_there_is_an_example_in_python() -> None:
+    assert PYTHON
+
+
 def wait_until_healthy(server: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
     until = time.monotonic() + 600
     while time.monotonic() < until:
