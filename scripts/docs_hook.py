@@ -22,6 +22,8 @@ RESULTS = "benchmarks/results/"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 """What arithmatex makes of ``$...$`` and ``$$...$$``."""
 
+CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
+LONG_NAME = re.compile(r"<code>[^<]{31,}</code>")
 MATHML = LatexToMathML()
 
 
@@ -44,10 +46,16 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Formulas as MathML, which browsers show without a script and without fonts of the site's."""
-    return FORMULA.sub(
+    """Formulas as MathML, which browsers show without a script and without fonts of the site's. Long names in tables
+    may be cut at their parts, short ones not at all (``docs/stylesheets/tables.css``)."""
+    content = FORMULA.sub(
         lambda found: MATHML.convert_with_local_state(html.unescape(found[2]), displaystyle=found[1] == "div"), content
     )
+    return CELL.sub(lambda cell: LONG_NAME.sub(cut_at_parts, cell[0]), content)
+
+
+def cut_at_parts(name: re.Match[str]) -> str:
+    return re.sub(r"(?<=[^<][/_.:])", "<wbr>", name[0])
 
 
 def on_post_build(*, config: Any) -> None:
