@@ -56,10 +56,10 @@ format: setup ## Let ruff rewrite what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: setup ## Bring the documents' tables up to date and build the site in build/site, every link checked
+docs: setup ## Bring the documents' tables up to date and build the site in build/site, to be read without a network
 	@$(BIN)/python -m pip install --quiet $(PIP_OPTIONS) --editable ".[docs]"
 	@$(BIN)/python -m scripts.docs_tables
-	@$(BIN)/mkdocs build --strict
+	@$(BIN)/python -m mkdocs build --strict
 
 clean: ## Remove caches, builds and the virtual environment
 	rm -rf $(VENV) build dist *.egg-info .ruff_cache .mypy_cache .pytest_cache .hypothesis

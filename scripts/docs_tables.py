@@ -13,14 +13,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts import docs_architecture, docs_benchmarks, docs_reference, docs_versions
+from scripts import docs_architecture, docs_benchmarks, docs_drafters, docs_reference, docs_versions
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 MARKED = re.compile(r"(<!-- table: (?P<name>[^\n]+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 TABLES: dict[str, Callable[[], str]] = (
-    docs_reference.TABLES | docs_benchmarks.TABLES | docs_architecture.TABLES | docs_versions.TABLES
+    docs_reference.TABLES
+    | docs_benchmarks.TABLES
+    | docs_drafters.TABLES
+    | docs_architecture.TABLES
+    | docs_versions.TABLES
 )
 
 

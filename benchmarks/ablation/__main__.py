@@ -29,7 +29,7 @@ from transformers import LlamaForCausalLM
 from benchmarks.ablation import report, runs
 from benchmarks.ablation.chains import counts
 from benchmarks.ablation.features import kept_features
-from benchmarks.ablation.plot import picture
+from benchmarks.ablation.plot import of_runs
 from benchmarks.ablation.rows import BY_NAME, ROWS, SEEDS, Row, in_turns
 from benchmarks.ablation.training import PACKS, recipe_of, train
 from vllm_specext.bench.plots import DPI
@@ -105,11 +105,8 @@ def show(output: Path, console: Console) -> None:
     for line in report.lines(done, ROWS):
         shown.add_row(*line)
     console.print(shown)
-    found = [one for row in ROWS if (one := report.figures(done, row)) is not None]
-    if found:
-        prompts = sum(next(iter(done.values()))["prompts"].values())
-        caption = f"bundled target, {sum(STEPS)} steps, greedy chains of 4 on {prompts} held-out prompts"
-        picture(found, caption).savefig(output / PICTURE, dpi=DPI)
+    if done:
+        of_runs(done).savefig(output / PICTURE, dpi=DPI)
 
 
 def main() -> None:

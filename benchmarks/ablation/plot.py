@@ -4,9 +4,20 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from benchmarks.ablation import report
 from benchmarks.ablation.report import Figures, verdict
+from benchmarks.ablation.rows import ROWS
+from benchmarks.ablation.runs import Runs
 
 COLORS = {"griffin": "#c2570c", "eagle3": "#1f77b4"}
+
+
+def of_runs(done: Runs) -> Figure:
+    """Of the runs that there are, at least one."""
+    run = next(iter(done.values()))
+    steps, prompts = sum(run["steps"]), sum(run["prompts"].values())
+    caption = f"bundled target, {steps} steps, greedy chains of 4 on {prompts} held-out prompts"
+    return picture([one for row in ROWS if (one := report.figures(done, row)) is not None], caption)
 
 
 def picture(found: Sequence[Figures], caption: str) -> Figure:

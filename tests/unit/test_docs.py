@@ -67,7 +67,7 @@ def words(text: str) -> str:
 def test_commands_stand_in_blocks_of_the_language_sh(page: Path) -> None:
     others = [block for block in blocks() if block.page == page and block.language != "sh"]
     assert [block.body for block in others if COMMAND.search(block.body)] == []
-    assert {block.language for block in others} <= {"", "json", "python", "mermaid", "text"}
+    assert {block.language for block in others} <= {"", "json", "python", "text"}
 
 
 QUICK = sorted(
@@ -142,6 +142,33 @@ def test_the_bundled_server_starts_as_the_quick_start_says_and_answers(tmp_path:
     finally:
         server.terminate()
         server.wait(60)
+
+
+PYTHON = [block for block in blocks("python") if block.run_by == THIS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_the_example_in_python_gives_the_same_tokens_with_drafts_and_without(block: Block, tmp_path: Path) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(block.body, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "the same tokens: True" in done.stdout
+    (tokens,) = re.findall(r"^tokens per verification: ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert float(tokens) > 1.5
+
+
+def test_there_is_an_example_in_python() -> None:
+    assert PYTHON
 
 
 def wait_until_healthy(server: "subprocess.Popen[bytes]", address: str, log: Path) -> None:

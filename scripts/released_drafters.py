@@ -1,0 +1,134 @@
+"""Drafters that others have released: for which target, of which method, and whether we have loaded them.
+
+The names are those of the model hub, as the projects list them that ``docs/methods/drafters.md`` links to. Change
+``loaded`` when a drafter has been loaded and its tokens compared with plain decoding, and say where.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Released:
+    target: str
+    method: str
+    drafters: tuple[str, ...]
+    loaded: str = "not yet"
+
+
+def eagle3(target: str, *drafters: str) -> Released:
+    return Released(target, "eagle3-tree", drafters)
+
+
+def eagle(target: str, drafter: str) -> Released:
+    """EAGLE-1 and EAGLE-2: most of these files have the bias that only our method reads."""
+    return Released(target, "griffin", (drafter,))
+
+
+def griffin(target: str, name: str) -> Released:
+    return Released(target, "griffin", (f"husj576/GRIFFIN-{name}",))
+
+
+def of_deepspec(target: str, name: str, dflash: Iterable[str] = ()) -> tuple[Released, ...]:
+    """DFlash and DSpark by the same authors on the same text."""
+    return (
+        Released(target, "dflash-tree", (*dflash, f"deepseek-ai/dflash_{name}_block7")),
+        Released(target, "dspark-tree", (f"deepseek-ai/dspark_{name}_block7",)),
+    )
+
+
+RELEASED = (
+    eagle3(
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+        "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
+        "lmsys/SGLang-EAGLE3-Llama-3.1-8B-Instruct-SpecForge",
+    ),
+    eagle("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE-LLaMA3.1-Instruct-8B"),
+    Released("meta-llama/Llama-3.1-8B-Instruct", "dflash-tree", ("z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",)),
+    eagle3(
+        "meta-llama/Llama-3.3-70B-Instruct",
+        "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
+        "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3",
+        "lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge",
+    ),
+    Released("meta-llama/Llama-3.3-70B-Instruct", "draft-model-tree", ("meta-llama/Llama-3.2-1B-Instruct",)),
+    griffin("meta-llama/Meta-Llama-3-8B-Instruct", "llama3-instruct-8B"),
+    Released("meta-llama/Meta-Llama-3-8B-Instruct", "moa", ("huawei-noah/MOASpec-Llama-3-8B-Instruct",)),
+    eagle("meta-llama/Meta-Llama-3-8B-Instruct", "yuhuili/EAGLE-LLaMA3-Instruct-8B"),
+    griffin("meta-llama/Meta-Llama-3-70B-Instruct", "llama3-instruct-70B"),
+    eagle("meta-llama/Meta-Llama-3-70B-Instruct", "yuhuili/EAGLE-LLaMA3-Instruct-70B"),
+    griffin("meta-llama/Llama-2-7b-chat-hf", "llama2-chat-7B"),
+    griffin("meta-llama/Llama-2-13b-chat-hf", "llama2-chat-13B"),
+    griffin("lmsys/vicuna-7b-v1.5", "Vicuna-7B-v1.5"),
+    eagle3("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE3-Vicuna1.3-13B"),
+    eagle3("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
+    eagle3("Qwen/Qwen3-1.7B", "AngelSlim/Qwen3-1.7B_eagle3"),
+    eagle3("Qwen/Qwen3-4B", "deepseek-ai/eagle3_qwen3_4b_ttt7", "AngelSlim/Qwen3-4B_eagle3"),
+    *of_deepspec("Qwen/Qwen3-4B", "qwen3_4b", ["z-lab/Qwen3-4B-DFlash-b16"]),
+    eagle3(
+        "Qwen/Qwen3-8B",
+        "RedHatAI/Qwen3-8B-speculator.eagle3",
+        "deepseek-ai/eagle3_qwen3_8b_ttt7",
+        "AngelSlim/Qwen3-8B_eagle3",
+        "Tengyunw/qwen3_8b_eagle3",
+    ),
+    *of_deepspec("Qwen/Qwen3-8B", "qwen3_8b", ["z-lab/Qwen3-8B-DFlash-b16"]),
+    eagle3(
+        "Qwen/Qwen3-14B",
+        "RedHatAI/Qwen3-14B-speculator.eagle3",
+        "deepseek-ai/eagle3_qwen3_14b_ttt7",
+        "AngelSlim/Qwen3-14B_eagle3",
+    ),
+    *of_deepspec("Qwen/Qwen3-14B", "qwen3_14b"),
+    eagle3("Qwen/Qwen3-32B", "RedHatAI/Qwen3-32B-speculator.eagle3", "AngelSlim/Qwen3-32B_eagle3"),
+    Released("Qwen/Qwen3-32B", "draft-model-tree", ("Qwen/Qwen3-0.6B",)),
+    eagle3("Qwen/Qwen3-30B-A3B", "Tengyunw/qwen3_30b_moe_eagle3", "AngelSlim/Qwen3-a3B_eagle3"),
+    eagle3(
+        "Qwen/Qwen3-30B-A3B-Instruct-2507",
+        "RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3",
+        "lmsys/SGLang-EAGLE3-Qwen3-30B-A3B-Instruct-2507-SpecForge-Nex",
+    ),
+    eagle3(
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+        "lmsys/SGLang-EAGLE3-Qwen3-Coder-30B-A3B-Instruct-SpecForge",
+    ),
+    Released("Qwen/Qwen3-Coder-30B-A3B-Instruct", "dflash-tree", ("z-lab/Qwen3-Coder-30B-A3B-DFlash",)),
+    eagle3(
+        "Qwen/Qwen3-235B-A22B",
+        "RedHatAI/Qwen3-235B-A22B-speculator.eagle3",
+        "nvidia/Qwen3-235B-A22B-Eagle3",
+        "lmsys/Qwen3-235B-A22B-EAGLE3",
+    ),
+    eagle3(
+        "Qwen/Qwen3-235B-A22B-Instruct-2507",
+        "RedHatAI/Qwen3-235B-A22B-Instruct-2507-speculator.eagle3",
+        "lmsys/SGLang-EAGLE3-Qwen3-235B-A22B-Instruct-2507-SpecForge-Meituan",
+    ),
+    eagle3(
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+        "lmsys/SGLang-EAGLE3-Qwen3-Coder-480B-A35B-Instruct-SpecForge-EigenAI",
+    ),
+    griffin("Qwen/Qwen2-7B-Instruct", "qwen2-instruct-7B"),
+    eagle("Qwen/Qwen2-7B-Instruct", "yuhuili/EAGLE-Qwen2-7B-Instruct"),
+    eagle("Qwen/Qwen2.5-14B-Instruct", "Zjcxy-SmartAI/Eagle-Qwen2.5-14B-Instruct"),
+    Released("Qwen/Qwen2.5-7B-Instruct", "draft-model-tree", ("Qwen/Qwen2.5-0.5B-Instruct",)),
+    eagle3("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3"),
+    eagle3("google/gemma-4-12B-it", "deepseek-ai/eagle3_gemma4_12b_ttt7"),
+    eagle3("mistralai/Mistral-Small-24B-Instruct-2501", "cvalgian/EAGLE3-Mistral-Small-24B-Instruct-2501"),
+    eagle("mistralai/Mixtral-8x7B-Instruct-v0.1", "yuhuili/EAGLE-mixtral-instruct-8x7B"),
+    Released("XiaomiMiMo/MiMo-7B-RL", "mtp-tree", ()),
+)
+"""The rows of a target stand together. Where there is no drafter, the method needs none."""
+
+IN_SHORT = (
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "meta-llama/Llama-3.3-70B-Instruct",
+    "meta-llama/Meta-Llama-3-8B-Instruct",
+    "Qwen/Qwen3-4B",
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-14B",
+    "Qwen/Qwen3-32B",
+    "google/gemma-4-31B-it",
+)
+"""Targets that the README shows."""
