@@ -10,7 +10,7 @@ import pytest
 from vllm_specext.bench import offline
 from vllm_specext.bench.configurations import Configuration, after_stock
 from vllm_specext.bench.prompts import Prompt
-from vllm_specext.bench.workload import Asked, Workload, that_fit, without_loops
+from vllm_specext.bench.workload import Workload
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import GRIFFIN_TREE
 from vllm_specext.measure.plain import STOCK
@@ -47,10 +47,10 @@ class Rendering:
     def __init__(self, target: str) -> None:
         pass
 
-    def text(self, prompt: Prompt) -> str:
+    def text(self, prompt: Prompt, answers: list[str]) -> str:
         return prompt.text
 
-    def ids(self, prompt: Prompt) -> list[int]:
+    def ids(self, prompt: Prompt, answers: list[str]) -> list[int]:
         return [ord(char) for char in prompt.text]
 
 
@@ -205,11 +205,3 @@ def test_more_at_a_time_than_the_engine_runs_is_refused(log: list[Any]) -> None:
     with pytest.raises(ConfigurationError, match="--concurrency is 32, but the engine runs at most 16"):
         offline.compare("throughput", work(), [1, 32], [], progress)
     assert progress.total == 0
-
-
-def test_a_run_without_a_prompt_that_counts_is_refused() -> None:
-    asked = [Asked("code", [1] * 90, "")]
-    with pytest.raises(ConfigurationError, match="there is room for 60 of the 100 tokens"):
-        that_fit(asked, 40, 100)
-    with pytest.raises(ConfigurationError, match="loops"):
-        without_loops(asked, [LOOP])

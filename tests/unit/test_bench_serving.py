@@ -16,7 +16,7 @@ from vllm_specext.bench import serving, vllm_bench
 from vllm_specext.bench.configurations import NGRAM, Configuration, after_stock
 from vllm_specext.bench.prompts import Prompt
 from vllm_specext.bench.servers import Model, model_of
-from vllm_specext.bench.workload import Asked, Workload
+from vllm_specext.bench.workload import Asked, Chosen, Workload
 from vllm_specext.cli import main
 from vllm_specext.errors import ConfigurationError
 
@@ -126,7 +126,7 @@ def test_servers_take_turns_with_plain_at_every_rate(
     monkeypatch.setattr(serving, "started", started)
     monkeypatch.setattr(vllm_bench, "run", run)
     monkeypatch.setattr(serving, "model_of", lambda url: Model("m", "bundled", 100))
-    monkeypatch.setattr(serving, "in_ids", lambda work, model: [Asked("code", [1], "a")])
+    monkeypatch.setattr(serving, "chosen", lambda *of, **how: Chosen([Asked("code", [1], "a")], 0, 0))
     configurations = [Configuration("plain"), Configuration("ngram", NGRAM), Configuration("other", NGRAM)]
     if first == "plain-stock":
         configurations = after_stock(configurations)
@@ -154,7 +154,7 @@ def test_running_servers_may_include_vllm_as_it_is(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(vllm_bench, "run", run)
     monkeypatch.setattr(serving, "model_of", lambda url: Model("m", "bundled", 100))
-    monkeypatch.setattr(serving, "in_ids", lambda work, model: [Asked("code", [1], "a")])
+    monkeypatch.setattr(serving, "chosen", lambda *of, **how: Chosen([Asked("code", [1], "a")], 0, 0))
     work = Workload(None, [Configuration("plain")], [Prompt("code", "a")], tokens=8, rounds=1)
     files: list[str] = []
     differing = {"plain-stock"}

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specext.bench.configurations import Configuration, check_nodes
+from vllm_specext.bench.conversations import choose
 from vllm_specext.bench.progress import Progress
 from vllm_specext.bench.prompts import Rendering
 from vllm_specext.bench.results import Results, Row, described
 from vllm_specext.bench.rows import over_no_nodes, summarised, vllm_keys
-from vllm_specext.bench.workload import Asked, Workload, that_fit, told, without_loops
+from vllm_specext.bench.workload import Asked, Workload
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.arguments import compared_arguments, served
 from vllm_specext.measure.engine_process import EngineProcess
@@ -158,16 +159,17 @@ def started(configuration: Configuration, workload: Workload, progress: Progress
     """Load ``configuration``, which drafts nothing, and choose the prompts."""
     progress.doing(f"{configuration.name}: loading")
     rendering = Rendering(served(workload.target))
-    asked = [Asked(prompt.task, rendering.ids(prompt), rendering.text(prompt)) for prompt in workload.prompts]
     with (
         tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as folder,
         load(configuration, workload, Path(folder)) as engine,
     ):
-        fitting = that_fit(asked, workload.tokens, engine.facts["max_model_len"])
         progress.doing(f"{configuration.name}: looking for loops")
-        answers = engine.turn([one.ids for one in fitting], workload.tokens, AT_ONCE)
-        kept = without_loops(fitting, answers.tokens)
-        yield Started(engine, kept, told(workload.prompts, fitting, kept), Path(folder))
+
+        def answering(ids: Sequence[list[int]]) -> Sequence[list[int]]:
+            return engine.turn(ids, workload.tokens, AT_ONCE).tokens
+
+        found = choose(workload.prompts, rendering, answering, workload.tokens, engine.facts["max_model_len"])
+        yield Started(engine, found.asked, found.told(), Path(folder))
 
 
 def load(configuration: Configuration, workload: Workload, folder: Path) -> EngineProcess:

@@ -11,12 +11,13 @@ from typing import Any
 
 from vllm_specext.bench import vllm_bench
 from vllm_specext.bench.configurations import Configuration
+from vllm_specext.bench.conversations import choose
 from vllm_specext.bench.progress import Progress
 from vllm_specext.bench.prompts import Rendering
 from vllm_specext.bench.results import Results, Row, described, placeless
 from vllm_specext.bench.rows import summarised
-from vllm_specext.bench.servers import Model, OwnServer, model_of, turn
-from vllm_specext.bench.workload import Asked, Workload, that_fit, told, without_loops
+from vllm_specext.bench.servers import Model, OwnServer, answers, model_of, turn
+from vllm_specext.bench.workload import Chosen, Workload
 from vllm_specext.measure.plain import PLAIN, STOCK
 from vllm_specext.measure.server import SETTLING_SECONDS
 from vllm_specext.measure.turns import Turn, in_turns, repeated, spread
@@ -30,11 +31,9 @@ def latency(workload: Workload, progress: Progress) -> Results:
         folder = Path(name)
         with started(workload.baseline, workload, folder, progress) as first:
             model = model_of(first.url)
-            asked = in_ids(workload, model)
             progress.doing(f"{workload.baseline.name}: looking for loops")
-            reference = turn(first, model, [one.ids for one in asked], workload.tokens)
-            kept = without_loops(asked, reference.tokens)
-            ids = [one.ids for one in kept]
+            found = chosen(workload, model, first.url)
+            ids = [one.ids for one in found.asked]
 
             def ask(server: OwnServer, _: int) -> Turn:
                 found = turn(server, model, ids, workload.tokens)
@@ -58,7 +57,7 @@ def latency(workload: Workload, progress: Progress) -> Results:
                     seen += turns[first]
             facts = {**described(workload.baseline, first.model_runner), "max_concurrency": 1}
             rows.insert(0, {**facts, **summarised(seen, seen, plain)})
-    return Results("latency", told(workload.prompts, asked, kept), rows)
+    return Results("latency", found.told(), rows)
 
 
 def serve(workload: Workload, rates: Sequence[float], folder: Path, progress: Progress) -> Results:
@@ -94,7 +93,8 @@ def serve_running(
     named ``plain`` is what the others are compared with, the one named ``plain-stock``, where there is one, what their
     speed is relative to."""
     with tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as name:
-        load = Load(workload, next(iter(urls.values())), Path(name) / "prompts.jsonl", folder, progress)
+        first = next(urls[one] for one in (PLAIN, STOCK, *urls) if one in urls)
+        load = Load(workload, first, Path(name) / "prompts.jsonl", folder, progress)
         progress.begin(workload.rounds * len(rates) * len(urls))
         rows = []
         for rate in rates:
@@ -112,10 +112,10 @@ class Load:
         self.workload, self.file, self.folder, self.progress = workload, file, folder / "vllm", progress
         self.folder.mkdir(parents=True, exist_ok=True)
         model = model_of(url)
-        asked = in_ids(workload, model)
-        self.count = len(asked)
-        self.prompts = told(workload.prompts, asked, asked)
-        file.write_text("".join(json.dumps({"prompt": one.text}) + "\n" for one in asked), encoding="utf-8")
+        found = chosen(workload, model, url, keep_loops=True)
+        self.count = len(found.asked)
+        self.prompts = found.told()
+        file.write_text("".join(json.dumps({"prompt": one.text}) + "\n" for one in found.asked), encoding="utf-8")
 
     def in_turns(self, urls: dict[str, str], rate: float) -> dict[str, Runs]:
         """The results by name of ``urls``, as many as there are rounds."""
@@ -163,11 +163,14 @@ def of_runs(own: Runs, baseline: Runs | None, plain: Runs | None = None) -> Row:
     }
 
 
-def in_ids(workload: Workload, model: Model) -> list[Asked]:
-    """The prompts that fit into a sequence, in the target's ids."""
+def chosen(workload: Workload, model: Model, url: str, keep_loops: bool = False) -> Chosen:
+    """The turns that count; the server at ``url``, which decodes plainly, gives the answers that chats go on with."""
     rendering = Rendering(workload.target or model.root)
-    asked = [Asked(one.task, rendering.ids(one), rendering.text(one)) for one in workload.prompts]
-    return that_fit(asked, workload.tokens, model.max_model_len)
+
+    def answering(ids: Sequence[list[int]]) -> Sequence[list[int]]:
+        return answers(url, model, ids, workload.tokens)
+
+    return choose(workload.prompts, rendering, answering, workload.tokens, model.max_model_len, keep_loops)
 
 
 @contextmanager

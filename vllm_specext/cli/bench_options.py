@@ -48,10 +48,13 @@ class Options:
     ] = None
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(help="MT-Bench, HumanEval, GSM8K or Spec-Bench file, else the bundled prompts; may be repeated."),
+        typer.Option(
+            help="SPEED-Bench, MT-Bench, Spec-Bench, GSM8K, HumanEval or own file, else the bundled prompts; may be "
+            "repeated."
+        ),
     ] = None
     prompts_per_task: Annotated[
-        int | None, typer.Option(min=1, help="Most prompts of a task.", show_default="20, or 3 if quick")
+        int | None, typer.Option(min=1, help="Most prompts (rows) of a task.", show_default="20, or 3 if quick")
     ] = None
     tokens: Annotated[int | None, typer.Option(min=2, help="Longest answer.", show_default="96, or 40 if quick")] = None
     rounds: Annotated[int | None, typer.Option(min=1, help="Turns of each.", show_default="3, or 1 for serve")] = None
@@ -87,7 +90,7 @@ class Options:
             if model is not None:
                 check_target(option, model)
         from vllm_specext.bench.configurations import after_stock, chosen
-        from vllm_specext.bench.prompts import load
+        from vllm_specext.bench.prompt_files import load
         from vllm_specext.bench.workload import Workload
         from vllm_specext.measure.plain import has_stock_row
 
