@@ -16,7 +16,16 @@ from vllm_specext.bench.configurations import (
 from vllm_specext.bench.results import described
 from vllm_specext.bench.workload import Workload
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.measure.bundled import CONFIGURATIONS, EAGLE3_TREE, GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SWIFT, TLI
+from vllm_specext.measure.bundled import (
+    CONFIGURATIONS,
+    EAGLE3_TREE,
+    GRIFFIN_CHAIN,
+    GRIFFIN_TREE,
+    SLEM,
+    SLRS,
+    SWIFT,
+    TLI,
+)
 from vllm_specext.measure.plain import PLAIN, STOCK_ENVIRONMENT
 from vllm_specext.options import parse
 from vllm_specext.registry import METHODS
@@ -130,6 +139,14 @@ def test_vllm_as_it_is_comes_first_and_knows_its_process() -> None:
 def test_only_trees_have_a_number_of_nodes_to_choose() -> None:
     trees = {"tree": GRIFFIN_TREE, "swift": SWIFT, "chain": GRIFFIN_CHAIN, "slem": SLEM, "ngram": NGRAM, "plain": None}
     assert [name for name, own in trees.items() if Configuration(name, own).grows_trees] == ["tree"]
+
+
+def test_who_promises_the_tokens_of_plain_decoding_where_they_are_drawn() -> None:
+    drawn = TLI | {"draft_sample_method": "probabilistic"}
+    rows = {"tree": GRIFFIN_TREE, "swift": SWIFT, "slem": SLEM, "tli": TLI, "plain": None}
+    others = {"drawn": drawn, "slrs": SLRS, "ngram": NGRAM, "eagle3": EAGLE3, "plain-stock": None}
+    assert all(Configuration(name, own).keeps_samples for name, own in rows.items())
+    assert not any(Configuration(name, own).keeps_samples for name, own in others.items())
 
 
 def test_a_chosen_number_of_nodes_holds_under_any_load_and_is_valid() -> None:

@@ -14,6 +14,7 @@ from vllm_specext.bench.report import header, write
 from vllm_specext.bench.results import Results, described, labels
 from vllm_specext.bench.rows import summarised
 from vllm_specext.bench.summary import cells, table
+from vllm_specext.bench.workload import Workload
 from vllm_specext.measure.bundled import GRIFFIN_TREE, MODELS
 from vllm_specext.measure.plain import PLAIN, STOCK
 from vllm_specext.measure.speculation import Speculation
@@ -67,7 +68,7 @@ def by_rate() -> Results:
 
 
 def written(results: Results, folder: Path) -> dict[str, Path]:
-    return {path.name: path for path in write(results, header(None, [], 48), folder)}
+    return {path.name: path for path in write(results, header(Workload(None, [], [], 48, 2)), folder)}
 
 
 def test_json_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
@@ -154,6 +155,26 @@ def test_a_row_with_other_tokens_says_no_and_sizes_are_told_apart() -> None:
     assert [line[titles.index("same tokens")] for line in lines][:4] == ["yes", "yes", "NO", "yes"]
     assert "task" not in titles
     assert labels(results.rows)[0] == "plain"
+
+
+def test_samples_of_another_method_are_no_fault_and_the_page_says_why(tmp_path: Path) -> None:
+    results = sweep()
+    rows: list[dict[str, Any]] = []
+    for row, promised in zip(results.rows[:3], (True, False, True), strict=True):
+        drawn = {"temperature": 1.0, "identical": row["method"] == "plain", "same_tokens_promised": promised}
+        rows += [row, row | drawn]
+    found = Results("sweep", PROMPTS, rows)
+    titles, lines = cells(rows)
+    column = [(line[0], line[titles.index("T")], line[titles.index("same tokens")]) for line in lines]
+    assert [one for one in column if one[1] == "1"] == [
+        ("plain", "1", "yes"),
+        ("ngram", "1", "other samples"),
+        ("tree", "1", "NO"),
+    ]
+    page = written(found, tmp_path)["sweep.md"].read_text()
+    assert "other samples: vLLM's own methods" in page
+    assert "other samples" not in written(results, tmp_path / "greedy")["sweep.md"].read_text()
+    assert labels(rows, temperatures=True)[:2] == ["plain, T=0", "plain, T=1"]
 
 
 @pytest.mark.parametrize("stock", [True, False])

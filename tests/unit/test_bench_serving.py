@@ -19,6 +19,7 @@ from vllm_specext.bench.servers import Model, model_of
 from vllm_specext.bench.workload import Asked, Chosen, Workload
 from vllm_specext.cli import main
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.sampling import Sampling
 
 command_line = import_module("vllm_specext.cli.bench")
 
@@ -50,6 +51,14 @@ def test_the_prompts_are_asked_greedily_in_their_order(tmp_path: Path) -> None:
     assert {f"--result-dir={tmp_path}", "--result-filename=r.json", "--custom-output-len=48", "--num-warmups=4"} <= set(
         given
     )
+
+
+def test_drawn_answers_have_a_seed(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    given = vllm_bench.arguments("http://x", "m", "t", path, 3, 48, 2.5, path, Sampling(0.7, 0.9))
+    assert {"--temperature=0.7", "--top-p=0.9", '--extra-body={"seed": 0}'} <= set(given)
+    greedy = vllm_bench.arguments("http://x", "m", "t", path, 3, 48, 2.5, path)
+    assert not any(one.startswith(("--top-p", "--extra-body")) for one in greedy)
 
 
 @pytest.fixture

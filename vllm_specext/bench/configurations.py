@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import ALWAYS, CHOICE, CONFIGURATIONS, DFLASH, EAGLE3_TREE, MODELS
-from vllm_specext.measure.plain import PLAIN, STOCK, STOCK_ENVIRONMENT
+from vllm_specext.measure.plain import PLAIN, SEEDED_ENVIRONMENT, STOCK, STOCK_ENVIRONMENT
 from vllm_specext.options import MAX_DRAFT_TOKENS, DrafterOptions, parse
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import check
@@ -59,6 +59,14 @@ class Configuration:
         options = parse(METHODS[self.speculative["method"]].options, self.speculative)
         return isinstance(options, DrafterOptions) and options.tree is not None
 
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether a seeded answer that is drawn has the tokens of the row ``plain``. vLLM's own methods, and those that
+        draw their drafts, verify with other random numbers; vLLM as it is may draw on another model runner."""
+        if self.speculative is None or self.speculative["method"] not in METHODS:
+            return self.name == PLAIN
+        return not parse(METHODS[self.speculative["method"]].options, self.speculative).samples_drafts
+
     def always_drafting(self) -> "Configuration":
         """This configuration with as many drafted tokens whether they pay or not, where nothing is said about that."""
         speculative = self.speculative
@@ -102,6 +110,15 @@ def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: b
 def after_stock(configurations: Sequence[Configuration]) -> list[Configuration]:
     """``configurations``, of which plain decoding is the first, after plain decoding by vLLM as it is."""
     return [Configuration(STOCK, environment=STOCK_ENVIRONMENT), *configurations]
+
+
+def with_seeded_plain(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """``configurations`` with the row ``plain`` on the model runner of our methods, whichever vLLM would choose: on the
+    other one the same seed gives other random numbers."""
+    return [
+        replace(each, environment={**each.environment, **SEEDED_ENVIRONMENT}) if each.name == PLAIN else each
+        for each in configurations
+    ]
 
 
 def eagle_configs(drafter: str) -> tuple[dict[str, Any], dict[str, Any]]:

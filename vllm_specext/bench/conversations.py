@@ -6,7 +6,6 @@ in circles, because a loop would be easy to draft, there and wherever a chat goe
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from vllm_specext.bench.prompts import Prompt, Rendering
 from vllm_specext.bench.workload import Asked, Chosen
@@ -15,24 +14,6 @@ from vllm_specext.measure.loops import is_loop
 
 Answering = Callable[[Sequence[list[int]]], Sequence[list[int]]]
 """Plain greedy answers, in ids, to prompts in ids."""
-
-
-@dataclass
-class Conversation:
-    """A prompt, the answers to its first turns, and the turns that count."""
-
-    prompt: Prompt
-    answers: list[str]
-    asked: list[Asked]
-
-    @property
-    def goes_on(self) -> bool:
-        return len(self.answers) + 1 < self.prompt.turns
-
-    @property
-    def left(self) -> int:
-        """Turns that have not been answered yet."""
-        return self.prompt.turns - len(self.asked)
 
 
 def choose(
@@ -45,37 +26,34 @@ def choose(
 ) -> Chosen:
     """Choose what is asked: turn after turn of all ``prompts``, each with room for an answer of ``tokens``. Where loops
     are kept, only answers that a chat goes on with are asked for."""
-    conversations = [Conversation(prompt, [], []) for prompt in prompts]
+    kept: dict[int, list[Asked]] = {number: [] for number in range(len(prompts))}
+    history: dict[int, list[str]] = {number: [] for number in kept}
     lengths: list[int] = []
     too_long = loops = 0
-    running = conversations
-    while running:
-        turns = [ask(each, rendering) for each in running]
-        lengths += [len(turn.ids) for turn in turns]
-        fitting = [
-            (each, turn) for each, turn in zip(running, turns, strict=True) if len(turn.ids) + tokens <= max_model_len
-        ]
-        too_long += sum(each.left for each in running) - sum(each.left for each, _ in fitting)
-        answered = [(each, turn) for each, turn in fitting if each.goes_on or not keep_loops]
-        answers = answering([turn.ids for _, turn in answered]) if answered else []
-        found = {id(each): list(answer) for (each, _), answer in zip(answered, answers, strict=True)}
-        running = []
-        for each, turn in fitting:
-            answer = found.get(id(each))
-            if answer is not None and not keep_loops and is_loop(answer):
-                loops += each.left
-                continue
-            each.asked.append(turn)
-            if answer is not None and each.goes_on:
-                each.answers.append(rendering.answer(answer))
-                running.append(each)
-    asked = [turn for each in conversations for turn in each.asked]
+    while history:
+        turns = {number: ask(prompts[number], before, rendering) for number, before in history.items()}
+        lengths += [len(turn.ids) for turn in turns.values()]
+        left = {number: prompts[number].turns - len(before) for number, before in history.items()}
+        fitting = {number: turn for number, turn in turns.items() if len(turn.ids) + tokens <= max_model_len}
+        too_long += sum(left[number] for number in turns.keys() - fitting.keys())
+        answered = [number for number in fitting if left[number] > 1 or not keep_loops]
+        found = answering([fitting[number].ids for number in answered]) if answered else []
+        answers = dict(zip(answered, found, strict=True))
+        looping = set() if keep_loops else {number for number, answer in answers.items() if is_loop(answer)}
+        loops += sum(left[number] for number in looping)
+        for number in fitting.keys() - looping:
+            kept[number].append(fitting[number])
+        history = {
+            number: [*history[number], rendering.answer(answers[number])]
+            for number in fitting
+            if left[number] > 1 and number not in looping
+        }
+    asked = [turn for own in kept.values() for turn in own]
     check(asked, lengths, loops, tokens, max_model_len)
     return Chosen(asked, too_long, loops)
 
 
-def ask(conversation: Conversation, rendering: Rendering) -> Asked:
-    prompt, answers = conversation.prompt, conversation.answers
+def ask(prompt: Prompt, answers: Sequence[str], rendering: Rendering) -> Asked:
     return Asked(prompt.task, rendering.ids(prompt, answers), rendering.text(prompt, answers))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vllm_specext.bench.results import Results, Row, baseline, labels
+from vllm_specext.bench.results import Results, Row, baseline, labels, temperature_suffixes
 from vllm_specext.measure.plain import PLAIN, STOCK
 
 COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf")
@@ -42,13 +42,13 @@ def speedup(rows: Sequence[Row]) -> Figure:
     """A bar for each method and concurrency, the spread over the rounds as a whisker."""
     base = baseline(rows)
     own = [row for row in rows if row["method"] != base]
-    names = list(dict.fromkeys(labels(own)))
+    names = list(dict.fromkeys(labels(own, True)))
     at_once = sorted({row["max_concurrency"] for row in own})
     figure = Figure(figsize=(9, 1.6 + 0.3 * len(names) * (0.6 + len(at_once))), layout="constrained")
     axes = figure.subplots()
     height = 0.8 / len(at_once)
     for number, concurrency in enumerate(at_once):
-        shown = [(names.index(label), row) for label, row in zip(labels(own), own, strict=True)]
+        shown = [(names.index(label), row) for label, row in zip(labels(own, True), own, strict=True)]
         shown = [(place, row) for place, row in shown if row["max_concurrency"] == concurrency]
         places = [place + height * (number - (len(at_once) - 1) / 2) for place, _ in shown]
         values = [row["speedup"] for _, row in shown]
@@ -77,12 +77,13 @@ def speedup(rows: Sequence[Row]) -> Figure:
 def by_nodes(rows: Sequence[Row]) -> Figure:
     """A picture for each method that drafts trees, in it a line for each concurrency."""
     own = [row for row in rows if "ratio_to_no_nodes" in row]
-    names = list(dict.fromkeys(row["method"] for row in own))
+    named = [(f"{row['method']}{suffix}", row) for row, suffix in zip(own, temperature_suffixes(own), strict=True)]
+    names = list(dict.fromkeys(name for name, _ in named))
     figure = Figure(figsize=(1.5 + 4.5 * len(names), 4), layout="constrained")
     (all_axes,) = figure.subplots(1, len(names), sharey=True, squeeze=False)
     for axes, name in zip(all_axes, names, strict=True):
         for concurrency in sorted({row["max_concurrency"] for row in own}):
-            line = [row for row in own if (row["method"], row["max_concurrency"]) == (name, concurrency)]
+            line = [row for own_name, row in named if (own_name, row["max_concurrency"]) == (name, concurrency)]
             places = [row["num_speculative_tokens"] for row in line]
             axes.plot(places, [row["ratio_to_no_nodes"] for row in line], marker="o", label=f"{concurrency}")
         axes.axhline(1, color="grey", linewidth=0.8)
@@ -100,7 +101,7 @@ def by_depth(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     deepest = 0
-    for number, (label, row) in enumerate(zip(labels(own), own, strict=True)):
+    for number, (label, row) in enumerate(zip(labels(own, True), own, strict=True)):
         rates = row["spec_decode_per_position_acceptance_rates"]
         while rates and rates[-1] == 0:
             rates = rates[:-1]
@@ -127,12 +128,12 @@ def by_depth(rows: Sequence[Row]) -> Figure:
 def by_task(rows: Sequence[Row]) -> Figure:
     """Groups of bars, one for each task."""
     own = [row for row in rows if row["method"] != PLAIN]
-    names, tasks = list(dict.fromkeys(labels(own))), list(dict.fromkeys(row["task"] for row in own))
+    names, tasks = list(dict.fromkeys(labels(own, True))), list(dict.fromkeys(row["task"] for row in own))
     figure = Figure(figsize=(9, 1.6 + 0.3 * len(names) * (0.6 + len(tasks))), layout="constrained")
     axes = figure.subplots()
     height = 0.8 / len(tasks)
     for number, task in enumerate(tasks):
-        shown = [(label, row) for label, row in zip(labels(own), own, strict=True) if row["task"] == task]
+        shown = [(label, row) for label, row in zip(labels(own, True), own, strict=True) if row["task"] == task]
         places = [names.index(label) + height * (number - (len(tasks) - 1) / 2) for label, _ in shown]
         values = [row.get("spec_decode_acceptance_length", 1.0) for _, row in shown]
         bars = axes.barh(places, values, 0.92 * height, label=task, color=COLORS[number % len(COLORS)])
@@ -155,8 +156,9 @@ def latency_by_rate(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     rates = sorted({float(row["request_rate"]) for row in rows})
     for axes, (key, meaning) in zip(figure.subplots(1, 3), LATENCIES.items(), strict=True):
-        for number, name in enumerate(dict.fromkeys(row["method"] for row in rows)):
-            own = sorted((row for row in rows if row["method"] == name), key=lambda row: float(row["request_rate"]))
+        for number, name in enumerate(dict.fromkeys(labels(rows, True))):
+            named = zip(labels(rows, True), rows, strict=True)
+            own = sorted((row for each, row in named if each == name), key=lambda row: float(row["request_rate"]))
             places = [rates.index(float(row["request_rate"])) for row in own]
             style: dict[str, Any] = {"color": f"C{number}", "marker": MARKERS[number % len(MARKERS)]}
             axes.plot(places, [row[f"median_{key}_ms"] for row in own], label=name, **style)
@@ -177,7 +179,7 @@ def _rate_axis(axes: Axes, rates: Sequence[float]) -> None:
 
 def latency_bars(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(13, 1.6 + 0.4 * len(rows)), layout="constrained")
-    names = labels(rows)
+    names = labels(rows, True)
     for axes, (key, meaning) in zip(figure.subplots(1, 3, sharey=True), LATENCIES.items(), strict=True):
         values = [row[f"median_{key}_ms"] for row in rows]
         bars = axes.barh(range(len(rows)), values, color=["grey" if row["method"] in NAMES else "C0" for row in rows])

@@ -16,10 +16,11 @@ import vllm_specext
 from vllm_specext.bench.plots import draw
 from vllm_specext.bench.results import Results, Row, placeless
 from vllm_specext.bench.summary import markdown
+from vllm_specext.bench.workload import Workload
 from vllm_specext.measure.machine import device, machine
 
 
-def header(target: str | None, arguments: Sequence[str], tokens: int) -> dict[str, Any]:
+def header(work: Workload) -> dict[str, Any]:
     """Everything that a reader needs to judge the figures and to measure them again."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -30,10 +31,11 @@ def header(target: str | None, arguments: Sequence[str], tokens: int) -> dict[st
         "python": platform.python_version(),
         "machine": machine(),
         "device": device(),
-        "target": placeless(target) if target else "bundled:target",
-        "vllm_arguments": list(arguments),
-        "max_tokens": tokens,
-        "temperature": 0,
+        "target": placeless(work.target) if work.target else "bundled:target",
+        "vllm_arguments": list(work.arguments),
+        "max_tokens": work.tokens,
+        "temperatures": [each.temperature for each in work.samplings],
+        "sampling": " and ".join(map(str, work.samplings)),
     }
 
 

@@ -12,6 +12,7 @@ from vllm_specext.measure.plain import PLAIN, STOCK, WHAT_STOCK_IS
 COLUMNS = (
     ("request_rate", "requests/s", "{}"),
     ("max_concurrency", "at a time", "{}"),
+    ("temperature", "T", "{:g}"),
     ("task", "task", "{}"),
     ("identical", "same tokens", "{}"),
     ("speedup", "speed-up", "{:.2f}"),
@@ -26,10 +27,14 @@ COLUMNS = (
     ("model_runner", "runner", "{}"),
 )
 """Key, title and format; a column is left out where it would be empty or say the same everywhere."""
+VARYING = ("task", "max_concurrency", "temperature")
+"""Keys whose column says nothing where it says the same everywhere."""
+OTHER_SAMPLES = "other samples"
 LATENCIES = ("median_ttft_ms", "median_tpot_ms", "median_e2el_ms")
 BY_LATENCY = ("latency", "serve")
 MEANING = {
-    "same tokens": "whether every answer has exactly the tokens of plain decoding, greedily",
+    "T": "temperature: at 0 the likeliest token is taken, above it tokens are drawn, with a seed for each request",
+    "same tokens": "whether every answer has exactly the tokens of plain decoding",
     "speed-up": "speed divided by that of {baseline} measured in turns with it, the median of the rounds",
     "spread": "the lowest and the highest of the rounds' speed-ups",
     "x no nodes": "speed divided by that of the same engine when it drafts nothing and the drafter only reads along",
@@ -38,8 +43,13 @@ MEANING = {
     "first token, ms": "time to the first token, median",
     "further token, ms": "time per token after the first, median",
     "answer, ms": "time to the end of an answer, median",
-    "runner": "vLLM's model runner, which vLLM chooses; on a CPU without Triton it is V1 but for our methods",
+    "runner": "vLLM's model runner, which vLLM chooses; on a CPU without Triton it is V1 but for our methods, and for "
+    "plain decoding where answers are drawn",
 }
+SAMPLES = (
+    f"; {OTHER_SAMPLES}: vLLM's own methods and drafts that are drawn are verified with other random numbers, so that "
+    "above temperature 0 an answer has the same distribution and other tokens"
+)
 SPEEDUP_OF_LATENCY = "the time to the end of an answer of {baseline} divided by this one's, the median of the rounds"
 BASELINES = {PLAIN: "plain decoding", STOCK: f"`{STOCK}` ({WHAT_STOCK_IS})"}
 
@@ -51,9 +61,7 @@ def cells(rows: Sequence[Row], without: Collection[str] = ()) -> tuple[list[str]
     kept = [
         (key, title)
         for key, title, _ in COLUMNS
-        if key not in without
-        and any(one[key] for one in found)
-        and (key not in ("task", "max_concurrency") or varies(key, found))
+        if key not in without and any(one[key] for one in found) and (key not in VARYING or varies(key, found))
     ]
     lines = [[name, *(one[key] for key, _ in kept)] for name, one in zip(labels(rows), found, strict=True)]
     return ["method", *(title for _, title in kept)], lines
@@ -63,13 +71,19 @@ def varies(key: str, lines: Sequence[dict[str, str]]) -> bool:
     return len({one[key] for one in lines}) > 1
 
 
+def temperatures(rows: Sequence[Row]) -> str:
+    """How answers were drawn, in two words. Files of older versions are greedy."""
+    found = sorted({row.get("temperature", 0) for row in rows})
+    return "greedy" if found == [0] else f"temperature {' and '.join(f'{one:g}' for one in found)}"
+
+
 def line(row: Row, is_baseline: bool) -> dict[str, str]:
     """The text of each column, empty where the row has no such figure."""
     known = dict(row)
     if "speedup_lowest" in row and not is_baseline:
         known["spread"] = f"{row['speedup_lowest']:.2f}-{row['speedup_highest']:.2f}"
     if (identical := row.get("identical")) is not None:
-        known["identical"] = "yes" if identical else "NO"
+        known["identical"] = "yes" if identical else "NO" if row.get("same_tokens_promised", True) else OTHER_SAMPLES
     if drafts := row.get("spec_decode_num_drafts"):
         known["nodes_per_verification"] = row["spec_decode_draft_tokens"] / drafts
     return {key: "" if known.get(key) is None else shown.format(known[key]) for key, _, shown in COLUMNS}
@@ -85,7 +99,7 @@ def table(results: Results) -> Table:
         *(by_latency if results.name in BY_LATENCY else LATENCIES),
     ]
     titles, lines = cells(results.rows, left_out)
-    title = f"{results.name}: greedy, {results.prompts['counted']} prompts"
+    title = f"{results.name}: {results.prompts['counted']} prompts, {temperatures(results.rows)}"
     has_stock = "speed-up" in titles and baseline(results.rows) == STOCK
     note = f"speed-ups are over {STOCK}: {WHAT_STOCK_IS}" if has_stock else None
     shown = Table(title=title, caption=note, box=SIMPLE_HEAD, padding=0)
@@ -100,6 +114,8 @@ def table(results: Results) -> Table:
 def markdown(results: Results, head: dict[str, Any], pictures: dict[str, str]) -> str:
     titles, lines = cells(results.rows)
     meanings = MEANING | ({"speed-up": SPEEDUP_OF_LATENCY} if "request_rate" in results.rows[0] else {})
+    if any(OTHER_SAMPLES in one for one in lines):
+        meanings["same tokens"] += SAMPLES
     meanings["speed-up"] = meanings["speed-up"].format(baseline=BASELINES[baseline(results.rows)])
     prompts = results.prompts
     by_task = ", ".join(f"{count} of {task}" for task, count in prompts["counted_by_task"].items())  # type: ignore[attr-defined]
@@ -115,7 +131,8 @@ def markdown(results: Results, head: dict[str, Any], pictures: dict[str, str]) -
         f"# vllm-specext bench {results.name}",
         f"Target `{head['target']}`, vLLM {head['vllm']}, vllm-specext {head['vllm_specext']}, torch {head['torch']}, "
         f"device {head['device']}, {head['machine']}, {head['date']}.",
-        f"Prompts: {'; '.join([by_task, *left_out])}. Greedy answers of up to {head['max_tokens']} tokens.",
+        f"Prompts: {'; '.join([by_task, *left_out])}. Answers of up to {head['max_tokens']} tokens, "
+        f"{head['sampling']}.",
         f"```\n{head['command']}\n```",
         "\n".join(
             ["| " + " | ".join(one) + " |" for one in (titles, ["---"] * len(titles), *lines)],

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 
 from vllm_specext.bench.configurations import Configuration
 from vllm_specext.bench.prompts import Prompt
+from vllm_specext.measure.arguments import MOST_REQUESTS
 from vllm_specext.measure.plain import PLAIN
+from vllm_specext.measure.sampling import GREEDY, Sampling
 
 
 @dataclass(frozen=True)
 class Workload:
     """``target`` is ``None`` for the bundled one; ``arguments`` are vLLM's; ``configurations`` begin with plain
-    decoding, and before it by vLLM as it is, where this differs."""
+    decoding, and before it by vLLM as it is, where this differs. Everything is measured with each of ``samplings``."""
 
     target: str | None
     configurations: list[Configuration]
@@ -19,6 +21,9 @@ class Workload:
     tokens: int
     rounds: int
     arguments: list[str] = field(default_factory=list)
+    samplings: tuple[Sampling, ...] = (GREEDY,)
+    at_once: int = MOST_REQUESTS
+    """The most requests that an engine of the bundled target has to run at a time."""
 
     @property
     def baseline(self) -> Configuration:

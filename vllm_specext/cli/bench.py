@@ -120,5 +120,5 @@ def finish(results: "Results", work: "Workload", options: Options) -> None:
     from vllm_specext.bench import report, summary
 
     console.print(summary.table(results))
-    for path in report.write(results, report.header(work.target, work.arguments, work.tokens), options.output):
+    for path in report.write(results, report.header(work), options.output):
         console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
