@@ -112,6 +112,7 @@ def test_the_quick_sweep_ends_within_ten_minutes(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "results").iterdir()} == {
         "sweep.json",
         "sweep.csv",
+        "sweep-by-position.csv",
         "sweep.md",
         "sweep-speedup-by-concurrency.png",
         "sweep-by-depth.png",

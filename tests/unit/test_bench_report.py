@@ -87,6 +87,27 @@ def test_json_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
     assert rows[0]["spec_decode_acceptance_length"] == ""
 
 
+def test_acceptance_by_position_has_the_columns_of_speculators(tmp_path: Path) -> None:
+    """As ``evaluate.py`` of speculators writes them; ``subset`` and the counts come before the positions."""
+    results = sweep()
+    with written(results, tmp_path)["sweep-by-position.csv"].open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    theirs = ["subset", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "acceptance_length"]
+    positions = [f"acceptance_at_pos_{place}" for place in range(4)]
+    ours = ["method", "num_speculative_tokens", "max_concurrency", "temperature", "top_p"]
+    assert reader.fieldnames == [*ours, *theirs, *positions]
+    assert [row["method"] for row in rows] == ["tree"] * 4
+    first = {key: float(rows[0][key]) for key in (*theirs[1:], *positions)}
+    assert list(first.values()) == [20, 160, 24, 2.2, 0.8, 0.4, 0, 0]
+    assert rows[0]["subset"] == "all"
+
+
+def test_without_drafts_there_is_no_acceptance_by_position(tmp_path: Path) -> None:
+    plain = [row for row in sweep().rows if row["method"] == "plain"]
+    assert "sweep-by-position.csv" not in written(Results("sweep", PROMPTS, plain), tmp_path)
+
+
 def test_bundled_models_are_named_without_their_place(tmp_path: Path) -> None:
     files = written(sweep(), tmp_path)
     assert "bundled:griffin" in files["sweep.json"].read_text()

@@ -1,5 +1,5 @@
-"""What a run leaves: ``NAME.json`` (everything), ``NAME.csv`` (a line per measurement), ``NAME.md`` (to be read first)
-and the pictures that it shows."""
+"""What a run leaves: ``NAME.json`` (everything), ``NAME.csv`` (a line per measurement), ``NAME-by-position.csv``
+(acceptance, for tools), ``NAME.md`` (to be read first) and the pictures that it shows."""
 
 import csv
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm_specext
+from vllm_specext.bench.acceptance_csv import write_by_position
 from vllm_specext.bench.plots import draw
 from vllm_specext.bench.results import Results, Row, placeless
 from vllm_specext.bench.summary import markdown
@@ -53,6 +54,9 @@ def write(results: Results, head: dict[str, Any], folder: Path) -> list[Path]:
     everything = {"benchmark": results.name, **head, "prompts": results.prompts, "rows": results.rows}
     paths[0].write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
     write_csv(results.rows, paths[1])
+    by_position = folder / f"{results.name}-by-position.csv"
+    if write_by_position(results.rows, by_position):
+        paths.append(by_position)
     pictures = draw(results, folder)
     paths[2].write_text(markdown(results, head, pictures), encoding="utf-8")
     return [*paths, *(folder / name for name in pictures.values())]
