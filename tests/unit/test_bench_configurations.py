@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from vllm_specext.bench import configurations
 from vllm_specext.bench.configurations import (
     EAGLE3,
     NGRAM,
@@ -14,6 +15,7 @@ from vllm_specext.bench.configurations import (
     chosen,
 )
 from vllm_specext.bench.results import described
+from vllm_specext.bench.vllms_own import SUFFIX, left_out
 from vllm_specext.bench.workload import Workload
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import (
@@ -30,6 +32,12 @@ from vllm_specext.measure.plain import PLAIN, STOCK_ENVIRONMENT
 from vllm_specext.options import parse
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import check
+
+
+@pytest.fixture(autouse=True)
+def no_suffix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether arctic-inference is installed is no matter of these tests."""
+    monkeypatch.setattr(configurations, "has_suffix", lambda: False)
 
 
 def names(found: list[Configuration]) -> list[str]:
@@ -84,6 +92,30 @@ def test_plain_and_ngram_are_there_whatever_is_given() -> None:
     assert found[2].speculative == {"method": "eagle", "model": "drafter", "num_speculative_tokens": 4}
     assert found[3].speculative == {"method": "eagle-tree", "model": "drafter"}
     assert names(chosen("model", [], None, False)) == [PLAIN, "ngram"]
+
+
+def test_suffix_decoding_is_a_row_where_vllm_can_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "is not installed: pip install arctic-inference" in left_out({"plain"}, False, False)["suffix"]
+    monkeypatch.setattr(configurations, "has_suffix", lambda: True)
+    found = chosen("model", [], None, False)
+    assert names(found) == [PLAIN, "ngram", "suffix"]
+    assert found[2].speculative == SUFFIX
+    assert left_out(set(names(found)), False, False) == {}
+    assert "suffix" not in names(chosen("model", [], None, True))
+    assert left_out({"plain"}, False, True) == {}
+
+
+def test_a_small_model_drafts_vllms_chain_and_our_tree() -> None:
+    found = chosen("model", [], None, False, "org/small")
+    assert names(found) == [PLAIN, "ngram", "draft-model", "draft-model-tree"]
+    chain, tree = (each.speculative or {} for each in found[2:])
+    assert chain == {"method": "draft_model", "model": "org/small", "num_speculative_tokens": 4}
+    assert tree == {"method": "draft-model-tree", "model": "org/small"}
+    check(tree)
+    assert "draft-model" not in left_out(set(names(found)), True, False)
+    assert "name one with --draft-model" in left_out({"plain"}, True, False)["draft-model"]
+    with pytest.raises(ConfigurationError, match="'draft-model', but there is a row of that name already"):
+        chosen("model", [f"draft-model={json.dumps(NGRAM)}"], None, False, "org/small")
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle-tree"])

@@ -23,6 +23,7 @@ COMMON = [
     "target",
     "config",
     "eagle",
+    "draft_model",
     "prompts",
     "prompts_per_task",
     "tokens",

@@ -35,6 +35,7 @@ def header(work: Workload) -> dict[str, Any]:
         "target": placeless(work.target) if work.target else "bundled:target",
         "vllm_arguments": list(work.arguments),
         "max_tokens": work.tokens,
+        "left_out_rows": work.left_out,
         "temperatures": [each.temperature for each in work.samplings],
         "sampling": " and ".join(map(str, work.samplings)),
     }

@@ -138,6 +138,7 @@ def markdown(results: Results, head: dict[str, Any], pictures: dict[str, str]) -
             ["| " + " | ".join(one) + " |" for one in (titles, ["---"] * len(titles), *lines)],
         ),
         "\n".join(f"* **{title}**: {meanings[title]}" for title in titles if title in meanings),
+        "\n".join(f"* **`{name}` was left out**: {why}" for name, why in head["left_out_rows"].items()),
         *(f"## {title}\n\n![{title}]({file})" for title, file in pictures.items()),
         f"All figures are in `{results.name}.json` (with vLLM's names) and, a line per measurement, in "
         f"`{results.name}.csv`.",

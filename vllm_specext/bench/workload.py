@@ -22,6 +22,8 @@ class Workload:
     rounds: int
     arguments: list[str] = field(default_factory=list)
     samplings: tuple[Sampling, ...] = (GREEDY,)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Rows that cannot be measured, each with the reason as a sentence."""
     at_once: int = MOST_REQUESTS
     """The most requests that an engine of the bundled target has to run at a time."""
 

@@ -64,13 +64,16 @@ def serve(options: Options) -> None:
         raise ConfigurationError(f"--request-rate is {rates[0]:g}, but must be above 0.")
     work = options.workload(rounds=1, needed=("pandas",))
     running = read_urls(options.url or [])
-    if running and (options.config or options.eagle or options.arguments):
-        raise ConfigurationError("--url measures servers that are running, so it takes no --config, --eagle or --.")
+    if running and (options.config or options.eagle or options.draft_model or options.arguments):
+        raise ConfigurationError(
+            "--url measures servers that are running, so it takes no --config, --eagle, --draft-model or --."
+        )
     from vllm_specext.bench import progress, servers, serving
 
     if running:
         # A running server knows what it serves.
-        work = replace(work, target=work.target or servers.model_of(next(iter(running.values()))).root)
+        target = work.target or servers.model_of(next(iter(running.values()))).root
+        work = replace(work, target=target, left_out={})
     end_servers_with_this()
     with progress.shown(console) as shown:
         if running:
@@ -120,5 +123,7 @@ def finish(results: "Results", work: "Workload", options: Options) -> None:
     from vllm_specext.bench import report, summary
 
     console.print(summary.table(results))
+    for name, why in work.left_out.items():
+        console.print(f"{name} was left out: {why}", markup=False, highlight=False)
     for path in report.write(results, report.header(work), options.output):
         console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)

@@ -40,6 +40,10 @@ class Options:
             help="An EAGLE drafter, for vLLM's own chain and for our tree; else the bundled one for the bundled target."
         ),
     ] = None
+    draft_model: Annotated[
+        str | None,
+        typer.Option(help="A small model with the target's tokenizer, for vLLM's own chain and for our tree."),
+    ] = None
     url: Annotated[
         list[str] | None,
         typer.Option(
@@ -117,16 +121,22 @@ class Options:
         """The prompts and configurations of the run, checked before anything is loaded; the folder ``output`` is made.
         ``rounds`` is the command's default, ``needed`` names packages that not every command needs."""
         require("vllm", "torch", "transformers", "prometheus_client", "matplotlib", "openai", "psutil", *needed)
-        for option, model in (("--target", self.target), ("--eagle", self.eagle)):
+        for option, model in (
+            ("--target", self.target),
+            ("--eagle", self.eagle),
+            ("--draft-model", self.draft_model),
+        ):
             if model is not None:
                 check_target(option, model)
         samplings = self.samplings
         from vllm_specext.bench.configurations import after_stock, chosen, with_seeded_plain
         from vllm_specext.bench.prompt_files import load
+        from vllm_specext.bench.vllms_own import left_out
         from vllm_specext.bench.workload import Workload
         from vllm_specext.measure.plain import has_stock_row
 
-        configurations = chosen(self.target, self.config or [], self.eagle, self.quick)
+        configurations = chosen(self.target, self.config or [], self.eagle, self.quick, self.draft_model)
+        missing = left_out({each.name for each in configurations}, self.target is None, self.quick)
         if not all(each.is_greedy for each in samplings):
             configurations = with_seeded_plain(configurations)
         work = Workload(
@@ -137,6 +147,7 @@ class Options:
             self.rounds or rounds,
             self.arguments or [],
             samplings,
+            missing,
             max(self.concurrency or [], default=0),
         )
         check_memory(work)
