@@ -61,7 +61,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, folder: Path, *given: str) -> dict[st
         found.update(name=name, work=work, concurrencies=concurrencies, nodes=nodes)
 
     monkeypatch.setattr(offline, "compare", compare)
-    monkeypatch.setattr(command_line, "finish", lambda *of: None)
+    monkeypatch.setattr(command_line, "measure", lambda work, options, run: run(None))
     result = CliRunner().invoke(app, ["bench", "sweep", "--output", str(folder), *given])
     assert result.exception is None, result.output
     return found

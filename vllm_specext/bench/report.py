@@ -21,8 +21,9 @@ from vllm_specext.bench.workload import Workload
 from vllm_specext.measure.machine import device, machine
 
 
-def header(work: Workload) -> dict[str, Any]:
-    """Everything that a reader needs to judge the figures and to measure them again."""
+def header(work: Workload, others: dict[str, float] | None = None) -> dict[str, Any]:
+    """Everything that a reader needs to judge the figures and to measure them again. ``others``: what others took of
+    the processor cores meanwhile."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["vllm-specext", *sys.argv[1:]]),
@@ -35,6 +36,7 @@ def header(work: Workload) -> dict[str, Any]:
         "target": placeless(work.target) if work.target else "bundled:target",
         "vllm_arguments": list(work.arguments),
         "max_tokens": work.tokens,
+        "others_share_of_cores": others,
         "left_out_rows": work.left_out,
         "temperatures": [each.temperature for each in work.samplings],
         "sampling": " and ".join(map(str, work.samplings)),

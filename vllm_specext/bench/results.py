@@ -21,6 +21,8 @@ class Results:
     name: str
     prompts: dict[str, object]
     rows: list[Row]
+    others: dict[str, float] | None = None
+    """What others took of the processor cores, where that was watched."""
 
 
 def described(

@@ -6,7 +6,9 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from vllm_specext.bench.caveats import caveats
 from vllm_specext.bench.results import Results, Row, baseline, labels
+from vllm_specext.bench.spread import WIDE, is_one_round, is_ratio_unsure, is_unsure
 from vllm_specext.measure.plain import PLAIN, STOCK, WHAT_STOCK_IS
 
 COLUMNS = (
@@ -29,6 +31,8 @@ COLUMNS = (
 """Key, title and format; a column is left out where it would be empty or say the same everywhere."""
 VARYING = ("task", "max_concurrency", "temperature")
 """Keys whose column says nothing where it says the same everywhere."""
+UNSURE = "~"
+"""Stands before a speed that is no result: its rounds differ widely, or are one."""
 OTHER_SAMPLES = "other samples"
 LATENCIES = ("median_ttft_ms", "median_tpot_ms", "median_e2el_ms")
 BY_LATENCY = ("latency", "serve")
@@ -81,12 +85,16 @@ def line(row: Row, is_baseline: bool) -> dict[str, str]:
     """The text of each column, empty where the row has no such figure."""
     known = dict(row)
     if "speedup_lowest" in row and not is_baseline:
-        known["spread"] = f"{row['speedup_lowest']:.2f}-{row['speedup_highest']:.2f}"
+        known["spread"] = (
+            "one round" if is_one_round(row) else f"{row['speedup_lowest']:.2f}-{row['speedup_highest']:.2f}"
+        )
     if (identical := row.get("identical")) is not None:
         known["identical"] = "yes" if identical else "NO" if row.get("same_tokens_promised", True) else OTHER_SAMPLES
     if drafts := row.get("spec_decode_num_drafts"):
         known["nodes_per_verification"] = row["spec_decode_draft_tokens"] / drafts
-    return {key: "" if known.get(key) is None else shown.format(known[key]) for key, _, shown in COLUMNS}
+    texts = {key: "" if known.get(key) is None else shown.format(known[key]) for key, _, shown in COLUMNS}
+    unsure = {"speedup": not is_baseline and is_unsure(row), "ratio_to_no_nodes": is_ratio_unsure(row)}
+    return {key: UNSURE + text if text and unsure.get(key) else text for key, text in texts.items()}
 
 
 def table(results: Results) -> Table:
@@ -114,6 +122,10 @@ def table(results: Results) -> Table:
 def markdown(results: Results, head: dict[str, Any], pictures: dict[str, str]) -> str:
     titles, lines = cells(results.rows)
     meanings = MEANING | ({"speed-up": SPEEDUP_OF_LATENCY} if "request_rate" in results.rows[0] else {})
+    if any(cell.startswith(UNSURE) for one in lines for cell in one):
+        meanings["speed-up"] += (
+            f"; {UNSURE}: no result, because the rounds differ by more than {WIDE:.0%} of it, or are one"
+        )
     if any(OTHER_SAMPLES in one for one in lines):
         meanings["same tokens"] += SAMPLES
     meanings["speed-up"] = meanings["speed-up"].format(baseline=BASELINES[baseline(results.rows)])
@@ -131,6 +143,7 @@ def markdown(results: Results, head: dict[str, Any], pictures: dict[str, str]) -
         f"# vllm-specext bench {results.name}",
         f"Target `{head['target']}`, vLLM {head['vllm']}, vllm-specext {head['vllm_specext']}, torch {head['torch']}, "
         f"device {head['device']}, {head['machine']}, {head['date']}.",
+        "\n".join(f"> * {sentence}" for sentence in caveats(results, head)),
         f"Prompts: {'; '.join([by_task, *left_out])}. Answers of up to {head['max_tokens']} tokens, "
         f"{head['sampling']}.",
         f"```\n{head['command']}\n```",
@@ -138,7 +151,6 @@ def markdown(results: Results, head: dict[str, Any], pictures: dict[str, str]) -
             ["| " + " | ".join(one) + " |" for one in (titles, ["---"] * len(titles), *lines)],
         ),
         "\n".join(f"* **{title}**: {meanings[title]}" for title in titles if title in meanings),
-        "\n".join(f"* **`{name}` was left out**: {why}" for name, why in head["left_out_rows"].items()),
         *(f"## {title}\n\n![{title}]({file})" for title, file in pictures.items()),
         f"All figures are in `{results.name}.json` (with vLLM's names) and, a line per measurement, in "
         f"`{results.name}.csv`.",

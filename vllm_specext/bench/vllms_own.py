@@ -3,9 +3,14 @@
 from importlib.util import find_spec
 from typing import Any
 
-SUFFIX: dict[str, Any] = {"method": "suffix", "num_speculative_tokens": 24}
-"""Suffix decoding: what followed the same tokens before, in this answer, its prompt and earlier answers. The drafts are
-at most as long as by vLLM's default."""
+SUFFIX: dict[str, Any] = {
+    "method": "suffix",
+    "num_speculative_tokens": 24,
+    "suffix_decoding_max_cached_requests": 0,
+}
+"""Suffix decoding: what followed the same tokens before, in this answer and its prompt. The drafts are at most as long
+as by vLLM's default. Earlier answers are not kept, as they are by default: every round asks the same prompts, so that
+the drafts would be the answers themselves."""
 SUFFIX_PACKAGE = "arctic_inference"
 DRAFT_TOKENS = 4
 """Length of the chains of a small model, as of the bundled chains."""
