@@ -114,6 +114,7 @@ def test_the_quick_sweep_ends_within_ten_minutes(tmp_path: Path) -> None:
         "sweep.csv",
         "sweep-by-position.csv",
         "sweep.md",
+        "sweep.html",
         "sweep-speedup-by-concurrency.png",
         "sweep-by-depth.png",
     }

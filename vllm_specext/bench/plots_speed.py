@@ -56,10 +56,15 @@ def speedup(rows: Sequence[Row]) -> Figure:
 def _speedup_bar(axes: Axes, place: float, height: float, color: str, row: Row) -> None:
     spread = [[row["speedup"] - row["speedup_lowest"]], [row["speedup_highest"] - row["speedup"]]]
     axes.barh([place], [row["speedup"]], height, xerr=spread, capsize=3, ecolor="black", **bar(color, row))
-    # After the whisker, which would cross it otherwise, and the line at 1.
-    end = row["speedup_highest"] if not 0.85 < row["speedup_highest"] < 1 else 1.0
+    # After the whisker, which would cross it otherwise, and on white, because of the line at 1.
     axes.annotate(
-        f"{row['speedup']:.2f}", (end, place), (5, 0), textcoords="offset points", va="center", fontsize="small"
+        f"{row['speedup']:.2f}",
+        (row["speedup_highest"], place),
+        (5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize="small",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
     )
 
 
