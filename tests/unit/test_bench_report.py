@@ -159,6 +159,14 @@ def test_acceptance_is_drawn_by_task_and_by_depth(tmp_path: Path) -> None:
     assert {"acceptance-by-task.png", "acceptance-by-depth.png"} <= set(files)
 
 
+def test_where_nothing_was_accepted_no_depths_are_drawn(tmp_path: Path) -> None:
+    results = sweep()
+    for row in results.rows:
+        if "spec_decode_per_position_acceptance_rates" in row:
+            row["spec_decode_per_position_acceptance_rates"] = [0.0, 0.0]
+    assert not [name for name in written(results, tmp_path) if "by-depth" in name]
+
+
 def test_the_summary_says_what_was_left_out_and_shows_the_spread(tmp_path: Path) -> None:
     page = written(sweep(), tmp_path)["sweep.md"].read_text()
     assert "1 of code, 1 of prose; 3 left out because the plain answer goes round in circles" in page

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from vllm_specext.bench.plot_style import DPI, MARKERS
-from vllm_specext.bench.plots_acceptance import by_depth, by_task
+from vllm_specext.bench.plots_acceptance import by_depth, by_task, has_depths
 from vllm_specext.bench.plots_latency import latency_bars, latency_by_rate
 from vllm_specext.bench.plots_speed import by_nodes, speedup
 from vllm_specext.bench.results import Results, Row, baseline
@@ -26,7 +26,7 @@ def draw(results: Results, folder: Path) -> dict[str, str]:
         wanted.append(("Speed-up by concurrency", f"{name}-speedup-by-concurrency.png", speedup))
     if len({row["task"] for row in rows}) > 1:
         wanted.append(("Tokens per verification by task", f"{name}-by-task.png", by_task))
-    if any(row.get("spec_decode_per_position_acceptance_rates") for row in rows) and "request_rate" not in rows[0]:
+    if any(has_depths(row) for row in rows) and "request_rate" not in rows[0]:
         wanted.append(("Acceptance by depth", f"{name}-by-depth.png", by_depth))
     if any("ratio_to_no_nodes" in row for row in rows):
         wanted.append(("Speed by nodes", f"{name}-by-nodes.png", by_nodes))

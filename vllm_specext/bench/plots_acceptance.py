@@ -17,9 +17,9 @@ LONG_NAMES = 5
 
 def by_depth(rows: Sequence[Row]) -> Figure:
     """A line for each method at the lowest concurrency, over all tasks; a panel for each temperature."""
-    own = [row for row in rows if row.get(RATES) and row["task"] == "all"]
+    own = [row for row in rows if has_depths(row)]
     lowest = min(row["max_concurrency"] for row in own)
-    own = [row for row in own if row["max_concurrency"] == lowest and accepted(row)]
+    own = [row for row in own if row["max_concurrency"] == lowest]
     panels = by_temperature(own)
     most = max(len(shown) for _, shown in panels)
     figure = Figure(figsize=(4 + 5 * len(panels), max(5, 1.5 + 0.25 * most * len(panels))), layout="constrained")
@@ -41,9 +41,14 @@ def by_depth(rows: Sequence[Row]) -> Figure:
     return figure
 
 
+def has_depths(row: Row) -> bool:
+    """Whether there is a line to draw for ``row``: it is about all tasks, and something was accepted."""
+    return row["task"] == "all" and bool(accepted(row))
+
+
 def accepted(row: Row) -> list[float]:
     """The shares by depth, up to the last at which anything was accepted."""
-    rates = list(row[RATES])
+    rates = list(row.get(RATES) or [])
     while rates and rates[-1] == 0:
         rates.pop()
     return rates

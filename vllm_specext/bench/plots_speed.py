@@ -36,7 +36,9 @@ def speedup(rows: Sequence[Row]) -> Figure:
             offset = 0.8 / len(at_once) * (number - (len(at_once) - 1) / 2)
             for label, row in zip(labels(shown), shown, strict=True):
                 if row in of_load:
-                    _speedup_bar(axes, names.index(label) + offset, 0.72 / len(at_once), COLORS[number], row)
+                    _speedup_bar(
+                        axes, names.index(label) + offset, 0.72 / len(at_once), COLORS[number % len(COLORS)], row
+                    )
         axes.axvline(1, color="black", linewidth=1)
         axes.set_title(title, fontsize="medium")
     lines_up(all_axes[0], names)
@@ -46,7 +48,7 @@ def speedup(rows: Sequence[Row]) -> Figure:
         f"Speed-up over {NAMES[base]}, by requests at a time\nmedian of the rounds, whiskers: slowest and fastest"
     )
     loads = [
-        Patch(color=COLORS[number], label=f"{concurrency} request{'s' if concurrency > 1 else ''}")
+        Patch(color=COLORS[number % len(COLORS)], label=f"{concurrency} request{'s' if concurrency > 1 else ''}")
         for number, concurrency in enumerate(at_once)
     ]
     figure.legend(handles=[*loads, *unsure_handles(own)], title="at a time", loc="outside right center")
