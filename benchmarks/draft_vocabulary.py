@@ -21,7 +21,8 @@ from rich.table import Table
 
 from benchmarks.tokens_per_verification import answers, check_same, load_engine, loops, summary
 from vllm_specext.bench.configurations import Configuration
-from vllm_specext.bench.prompts import Prompt, Rendering, load
+from vllm_specext.bench.prompt_files import load
+from vllm_specext.bench.prompts import Prompt, Rendering
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import GRIFFIN_CHAIN, GRIFFIN_TREE, MAX_TOKENS, MOA_TREE, TARGET
 from vllm_specext.measure.corpus import documents

@@ -32,7 +32,8 @@ from rich.table import Table
 from benchmarks.fewer_layers import write_without_layers
 from vllm_specext.bench.configurations import ANY_LOAD, EAGLE3, Configuration
 from vllm_specext.bench.plots import DPI
-from vllm_specext.bench.prompts import Prompt, Rendering, load
+from vllm_specext.bench.prompt_files import load
+from vllm_specext.bench.prompts import Prompt, Rendering
 from vllm_specext.bench.results import placeless
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.arguments import compared_arguments, served

@@ -1,5 +1,6 @@
 """``vllm-specext bench`` as a user calls it: its figures hold together, within the time that is promised."""
 
+import base64
 import csv
 import json
 import shlex
@@ -36,7 +37,10 @@ def checked(name: str, output: Path) -> dict[str, Any]:
     page = (output / f"{name}.md").read_text()
     assert all(f"({picture.name})" in page for picture in pictures)
     # vLLM's own kernels round otherwise.
-    assert all(row["identical"] for row in results["rows"] if row["method"] != STOCK)
+    assert all(row["identical"] for row in results["rows"] if row["method"] != STOCK and row["same_tokens_promised"])
+    # The page in one file has the pictures in it.
+    whole = (output / f"{name}.html").read_text()
+    assert all(base64.b64encode(picture.read_bytes()).decode() in whole for picture in pictures)
     return results
 
 
@@ -72,6 +76,41 @@ def test_a_sweep_compares_a_tree_with_plain_decoding_and_vllms_own(tmp_path: Pat
         assert 0.8 * 24 < row["spec_decode_draft_tokens"] / row["spec_decode_num_drafts"] <= 24
         assert row["spec_decode_acceptance_length"] > 2
         assert len(row["spec_decode_per_position_acceptance_rates"]) == GRIFFIN_TREE["tree_depth"]
+
+
+def chats(folder: Path) -> Path:
+    """A file as SPEED-Bench's ``prepare.py`` writes them, with texts of our own."""
+    file = folder / "qualitative.jsonl"
+    asked = (("coding", "What does numpy.zeros do?", "And numpy.ones?"), ("writing", "What does torch.save do?"))
+    rows = [
+        {"question_id": task, "category": task, "messages": [{"role": "user", "content": turn} for turn in turns]}
+        for task, *turns in asked
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.mark.slow
+def test_chats_of_several_turns_get_the_tokens_of_plain_decoding_greedily_and_drawn(tmp_path: Path) -> None:
+    given = ("--prompts", str(chats(tmp_path)), "--temperature", "0", "--temperature", "1", "--top-p", "0.95")
+    config = f"tree={json.dumps(GRIFFIN_TREE)}"
+    results = bench("acceptance", *given, "--quick", "--tokens", "16", "--config", config, output=tmp_path)
+    assert results["prompts"]["counted_by_task"] == {"coding": 2, "writing": 1}
+    rows = {(row["method"], row["temperature"]): row for row in results["rows"] if row["task"] == "all"}
+    assert {method for method, _ in rows} == {"plain", "ngram", "eagle3", "eagle3-tree", "tree"}
+    promised = {key for key, row in rows.items() if row["same_tokens_promised"]}
+    assert {("plain", 1), ("tree", 1), ("eagle3-tree", 1)} <= promised
+    assert ("eagle3", 1) not in promised
+    assert rows["tree", 0]["spec_decode_acceptance_length"] > rows["tree", 1]["spec_decode_acceptance_length"] > 1
+    with (tmp_path / "acceptance-by-position.csv").open(newline="") as file:
+        (drawn,) = (
+            row
+            for row in csv.DictReader(file)
+            if (row["method"], row["temperature"], row["subset"]) == ("tree", "1.0", "all")
+        )
+    assert int(drawn["num_drafts"]) == rows["tree", 1]["spec_decode_num_drafts"]
+    positions = [float(drawn[f"acceptance_at_pos_{place}"]) for place in range(4)]
+    assert float(drawn["acceptance_length"]) == pytest.approx(1 + sum(positions), abs=0.01)
 
 
 @pytest.mark.slow
@@ -112,7 +151,9 @@ def test_the_quick_sweep_ends_within_ten_minutes(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "results").iterdir()} == {
         "sweep.json",
         "sweep.csv",
+        "sweep-by-position.csv",
         "sweep.md",
+        "sweep.html",
         "sweep-speedup-by-concurrency.png",
         "sweep-by-depth.png",
     }

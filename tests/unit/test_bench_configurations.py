@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from vllm_specext.bench import configurations
 from vllm_specext.bench.configurations import (
     EAGLE3,
     NGRAM,
@@ -14,13 +15,29 @@ from vllm_specext.bench.configurations import (
     chosen,
 )
 from vllm_specext.bench.results import described
+from vllm_specext.bench.vllms_own import SUFFIX, left_out
 from vllm_specext.bench.workload import Workload
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.measure.bundled import CONFIGURATIONS, EAGLE3_TREE, GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SWIFT, TLI
+from vllm_specext.measure.bundled import (
+    CONFIGURATIONS,
+    EAGLE3_TREE,
+    GRIFFIN_CHAIN,
+    GRIFFIN_TREE,
+    SLEM,
+    SLRS,
+    SWIFT,
+    TLI,
+)
 from vllm_specext.measure.plain import PLAIN, STOCK_ENVIRONMENT
 from vllm_specext.options import parse
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import check
+
+
+@pytest.fixture(autouse=True)
+def no_suffix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether arctic-inference is installed is no matter of these tests."""
+    monkeypatch.setattr(configurations, "has_suffix", lambda: False)
 
 
 def names(found: list[Configuration]) -> list[str]:
@@ -77,6 +94,30 @@ def test_plain_and_ngram_are_there_whatever_is_given() -> None:
     assert names(chosen("model", [], None, False)) == [PLAIN, "ngram"]
 
 
+def test_suffix_decoding_is_a_row_where_vllm_can_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "is not installed: pip install arctic-inference" in left_out({"plain"}, False, False)["suffix"]
+    monkeypatch.setattr(configurations, "has_suffix", lambda: True)
+    found = chosen("model", [], None, False)
+    assert names(found) == [PLAIN, "ngram", "suffix"]
+    assert found[2].speculative == SUFFIX
+    assert left_out(set(names(found)), False, False) == {}
+    assert "suffix" not in names(chosen("model", [], None, True))
+    assert left_out({"plain"}, False, True) == {}
+
+
+def test_a_small_model_drafts_vllms_chain_and_our_tree() -> None:
+    found = chosen("model", [], None, False, "org/small")
+    assert names(found) == [PLAIN, "ngram", "draft-model", "draft-model-tree"]
+    chain, tree = (each.speculative or {} for each in found[2:])
+    assert chain == {"method": "draft_model", "model": "org/small", "num_speculative_tokens": 4}
+    assert tree == {"method": "draft-model-tree", "model": "org/small"}
+    check(tree)
+    assert "draft-model" not in left_out(set(names(found)), True, False)
+    assert "name one with --draft-model" in left_out({"plain"}, True, False)["draft-model"]
+    with pytest.raises(ConfigurationError, match="'draft-model', but there is a row of that name already"):
+        chosen("model", [f"draft-model={json.dumps(NGRAM)}"], None, False, "org/small")
+
+
 @pytest.mark.parametrize("name", ["eagle", "eagle-tree"])
 def test_a_drafter_of_eagle_leaves_no_row_of_its_names_to_be_named(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{name}', but there is a row of that name already"):
@@ -130,6 +171,14 @@ def test_vllm_as_it_is_comes_first_and_knows_its_process() -> None:
 def test_only_trees_have_a_number_of_nodes_to_choose() -> None:
     trees = {"tree": GRIFFIN_TREE, "swift": SWIFT, "chain": GRIFFIN_CHAIN, "slem": SLEM, "ngram": NGRAM, "plain": None}
     assert [name for name, own in trees.items() if Configuration(name, own).grows_trees] == ["tree"]
+
+
+def test_who_promises_the_tokens_of_plain_decoding_where_they_are_drawn() -> None:
+    drawn = TLI | {"draft_sample_method": "probabilistic"}
+    rows = {"tree": GRIFFIN_TREE, "swift": SWIFT, "slem": SLEM, "tli": TLI, "plain": None}
+    others = {"drawn": drawn, "slrs": SLRS, "ngram": NGRAM, "eagle3": EAGLE3, "plain-stock": None}
+    assert all(Configuration(name, own).keeps_samples for name, own in rows.items())
+    assert not any(Configuration(name, own).keeps_samples for name, own in others.items())
 
 
 def test_a_chosen_number_of_nodes_holds_under_any_load_and_is_valid() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from vllm_specext.bench import offline
 from vllm_specext.bench.configurations import Configuration, after_stock
 from vllm_specext.bench.prompts import Prompt
-from vllm_specext.bench.workload import Asked, Workload, that_fit, without_loops
+from vllm_specext.bench.workload import Workload
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import GRIFFIN_TREE
 from vllm_specext.measure.plain import STOCK
+from vllm_specext.measure.sampling import GREEDY, Sampling
 from vllm_specext.measure.speculation import Speculation
 from vllm_specext.measure.turns import Answer, Turn
 
@@ -47,10 +49,10 @@ class Rendering:
     def __init__(self, target: str) -> None:
         pass
 
-    def text(self, prompt: Prompt) -> str:
+    def text(self, prompt: Prompt, answers: list[str]) -> str:
         return prompt.text
 
-    def ids(self, prompt: Prompt) -> list[int]:
+    def ids(self, prompt: Prompt, answers: list[str]) -> list[int]:
         return [ord(char) for char in prompt.text]
 
 
@@ -66,7 +68,14 @@ class Fake:
         self.facts = {"model_runner": "V2", "max_model_len": 100, "max_num_seqs": 16}
         log.append(("loaded", configuration.name, configuration.speculative))
 
-    def turn(self, prompts: list[list[int]], tokens: int, concurrency: int, nodes: int | None = None) -> Turn:
+    def turn(
+        self,
+        prompts: list[list[int]],
+        tokens: int,
+        concurrency: int,
+        nodes: int | None = None,
+        sampling: Sampling = GREEDY,
+    ) -> Turn:
         texts = ["".join(map(chr, prompt)) for prompt in prompts]
         self.log.append((self.name, texts, tokens, concurrency, nodes))
         own = [LOOP if text == "loops" else VARIED for text in texts]
@@ -74,6 +83,9 @@ class Fake:
             own[-1] = [*VARIED[:-1], 99]
         if self.name == STOCK:
             own[0] = [98, *VARIED[1:]]
+        if not sampling.is_greedy:
+            # What is drawn depends on the temperature, and with vLLM's own method on the method too.
+            own = [[int(100 * sampling.temperature) + (self.name == "ngram"), *tokens[1:]] for tokens in own]
         nothing = self.name in DURATIONS or nodes == 0
         drafted = Speculation() if nothing else Speculation(10, 10 * (nodes or 4), (8, 4))
         duration = DURATIONS.get(self.name, 1.5 if nothing else 2.0)
@@ -164,6 +176,13 @@ def test_sizes_are_compared_with_no_nodes_on_the_same_engine(log: list[Any]) -> 
     assert "spec_decode_num_drafts" not in next(row for row in rows if row["num_speculative_tokens"] == 0)
 
 
+def test_where_fewer_prompts_count_than_run_at_a_time_they_are_asked_again(log: list[Any]) -> None:
+    progress: Any = Quiet()
+    offline.compare("throughput", work(), [1, 5], [], progress)
+    asked = {entry[3]: entry[1] for entry in log if len(entry) == 5 and entry[0] == "tree"}
+    assert asked == {1: ["a", "b"], 5: ["a", "b", "a", "b", "a"]}
+
+
 def test_loops_and_long_prompts_are_left_out_and_counted(log: list[Any]) -> None:
     progress: Any = Quiet()
     results = offline.compare("throughput", work(), [1], [], progress)
@@ -200,16 +219,36 @@ def test_acceptance_has_a_row_for_each_task_and_one_for_all(log: list[Any]) -> N
     assert {entry[3] for entry in log if len(entry) == 5 and entry[0] == "tree"} == {1}
 
 
+WARM = Sampling(0.7, 0.9)
+
+
+def test_every_sampling_is_measured_and_compared_with_plain_decoding_by_the_same(log: list[Any]) -> None:
+    progress: Any = Quiet()
+    both = replace(work(stock=True), samplings=(GREEDY, WARM))
+    rows = offline.compare("throughput", both, [1, 4], [], progress).rows
+    assert progress.done == progress.total
+    identical = {(row["method"], row["temperature"]): row["identical"] for row in rows if row["max_concurrency"] == 4}
+    assert identical == {
+        (STOCK, 0): False,
+        (STOCK, 0.7): True,
+        ("plain", 0): True,
+        ("plain", 0.7): True,
+        ("ngram", 0): True,
+        ("ngram", 0.7): False,
+        ("tree", 0): True,
+        ("tree", 0.7): True,
+    }
+    assert {(row["temperature"], row["top_p"]) for row in rows} == {(0, 1), (0.7, 0.9)}
+    unpromised = {(row["method"], row["temperature"]) for row in rows if not row["same_tokens_promised"]}
+    assert unpromised == {(STOCK, 0.7), ("ngram", 0.7)}
+    rows = offline.acceptance(both, progress).rows
+    assert len(rows) == 2 * 3 * 3
+    wrong = {(row["method"], row["temperature"]) for row in rows if not row["identical"]}
+    assert wrong == {("ngram", 0.7)}
+
+
 def test_more_at_a_time_than_the_engine_runs_is_refused(log: list[Any]) -> None:
     progress: Any = Quiet()
     with pytest.raises(ConfigurationError, match="--concurrency is 32, but the engine runs at most 16"):
         offline.compare("throughput", work(), [1, 32], [], progress)
     assert progress.total == 0
-
-
-def test_a_run_without_a_prompt_that_counts_is_refused() -> None:
-    asked = [Asked("code", [1] * 90, "")]
-    with pytest.raises(ConfigurationError, match="there is room for 60 of the 100 tokens"):
-        that_fit(asked, 40, 100)
-    with pytest.raises(ConfigurationError, match="loops"):
-        without_loops(asked, [LOOP])

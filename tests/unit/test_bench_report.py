@@ -14,6 +14,7 @@ from vllm_specext.bench.report import header, write
 from vllm_specext.bench.results import Results, described, labels
 from vllm_specext.bench.rows import summarised
 from vllm_specext.bench.summary import cells, table
+from vllm_specext.bench.workload import Workload
 from vllm_specext.measure.bundled import GRIFFIN_TREE, MODELS
 from vllm_specext.measure.plain import PLAIN, STOCK
 from vllm_specext.measure.speculation import Speculation
@@ -67,7 +68,7 @@ def by_rate() -> Results:
 
 
 def written(results: Results, folder: Path) -> dict[str, Path]:
-    return {path.name: path for path in write(results, header(None, [], 48), folder)}
+    return {path.name: path for path in write(results, header(Workload(None, [], [], 48, 2)), folder)}
 
 
 def test_json_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
@@ -84,6 +85,27 @@ def test_json_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
         assert flat["identical"] == "yes"
     assert rows[2]["spec_decode_per_position_acceptance_rates"] == "0.8 0.4 0.0 0.0"
     assert rows[0]["spec_decode_acceptance_length"] == ""
+
+
+def test_acceptance_by_position_has_the_columns_of_speculators(tmp_path: Path) -> None:
+    """As ``evaluate.py`` of speculators writes them; ``subset`` and the counts come before the positions."""
+    results = sweep()
+    with written(results, tmp_path)["sweep-by-position.csv"].open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    theirs = ["subset", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "acceptance_length"]
+    positions = [f"acceptance_at_pos_{place}" for place in range(4)]
+    ours = ["method", "num_speculative_tokens", "max_concurrency", "temperature", "top_p"]
+    assert reader.fieldnames == [*ours, *theirs, *positions]
+    assert [row["method"] for row in rows] == ["tree"] * 4
+    first = {key: float(rows[0][key]) for key in (*theirs[1:], *positions)}
+    assert list(first.values()) == [20, 160, 24, 2.2, 0.8, 0.4, 0, 0]
+    assert rows[0]["subset"] == "all"
+
+
+def test_without_drafts_there_is_no_acceptance_by_position(tmp_path: Path) -> None:
+    plain = [row for row in sweep().rows if row["method"] == "plain"]
+    assert "sweep-by-position.csv" not in written(Results("sweep", PROMPTS, plain), tmp_path)
 
 
 def test_bundled_models_are_named_without_their_place(tmp_path: Path) -> None:
@@ -124,7 +146,7 @@ def test_sizes_are_drawn_where_they_were_compared_with_no_nodes(tmp_path: Path) 
     assert "(sweep-by-nodes.png)" in page
     assert "**x no nodes**: speed divided by that of the same engine when it drafts nothing" in page
     titles, lines = cells(results.rows)
-    assert [line[titles.index("x no nodes")] for line in lines][:4] == ["", "", "0.80", "2.40"]
+    assert [line[titles.index("x no nodes")] for line in lines][:4] == ["", "", "~0.80", "~2.40"]
 
 
 def test_acceptance_is_drawn_by_task_and_by_depth(tmp_path: Path) -> None:
@@ -135,6 +157,14 @@ def test_acceptance_is_drawn_by_task_and_by_depth(tmp_path: Path) -> None:
         rows.append({**facts, "max_concurrency": 1, "identical": True, **rates})
     files = written(Results("acceptance", PROMPTS, rows), tmp_path)
     assert {"acceptance-by-task.png", "acceptance-by-depth.png"} <= set(files)
+
+
+def test_where_nothing_was_accepted_no_depths_are_drawn(tmp_path: Path) -> None:
+    results = sweep()
+    for row in results.rows:
+        if "spec_decode_per_position_acceptance_rates" in row:
+            row["spec_decode_per_position_acceptance_rates"] = [0.0, 0.0]
+    assert not [name for name in written(results, tmp_path) if "by-depth" in name]
 
 
 def test_the_summary_says_what_was_left_out_and_shows_the_spread(tmp_path: Path) -> None:
@@ -154,6 +184,26 @@ def test_a_row_with_other_tokens_says_no_and_sizes_are_told_apart() -> None:
     assert [line[titles.index("same tokens")] for line in lines][:4] == ["yes", "yes", "NO", "yes"]
     assert "task" not in titles
     assert labels(results.rows)[0] == "plain"
+
+
+def test_samples_of_another_method_are_no_fault_and_the_page_says_why(tmp_path: Path) -> None:
+    results = sweep()
+    rows: list[dict[str, Any]] = []
+    for row, promised in zip(results.rows[:3], (True, False, True), strict=True):
+        drawn = {"temperature": 1.0, "identical": row["method"] == "plain", "same_tokens_promised": promised}
+        rows += [row, row | drawn]
+    found = Results("sweep", PROMPTS, rows)
+    titles, lines = cells(rows)
+    column = [(line[0], line[titles.index("T")], line[titles.index("same tokens")]) for line in lines]
+    assert [one for one in column if one[1] == "1"] == [
+        ("plain", "1", "yes"),
+        ("ngram", "1", "other samples"),
+        ("tree", "1", "NO"),
+    ]
+    page = written(found, tmp_path)["sweep.md"].read_text()
+    assert "other samples: vLLM's own methods" in page
+    assert "other samples" not in written(results, tmp_path / "greedy")["sweep.md"].read_text()
+    assert labels(rows, temperatures=True)[:2] == ["plain, T=0", "plain, T=1"]
 
 
 @pytest.mark.parametrize("stock", [True, False])
@@ -183,6 +233,6 @@ def test_the_table_fits_a_terminal(results: Results) -> None:
     lines = console.export_text().splitlines()
     assert not any("…" in line for line in lines)
     wanted = (
-        "griffin-tree, 24 nodes 1 yes 2.25 2.00-2.50 5.0 2.20" if results.name == "sweep" else "griffin-tree 1.0 yes"
+        "griffin-tree, 24 nodes 1 yes ~2.25 2.00-2.50 5.0 2.20" if results.name == "sweep" else "griffin-tree 1.0 yes"
     )
     assert any(" ".join(line.split()).startswith(wanted) for line in lines)

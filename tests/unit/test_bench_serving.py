@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
-from vllm_specext.bench import serving, vllm_bench
+from vllm_specext.bench import servers, serving, vllm_bench
 from vllm_specext.bench.configurations import NGRAM, Configuration, after_stock
-from vllm_specext.bench.prompts import Prompt
+from vllm_specext.bench.prompts import Prompt, Rendering, question
 from vllm_specext.bench.servers import Model, model_of
-from vllm_specext.bench.workload import Asked, Workload
+from vllm_specext.bench.workload import Asked, Chosen, Workload
 from vllm_specext.cli import main
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.arguments import served
+from vllm_specext.measure.sampling import GREEDY, Sampling
+from vllm_specext.measure.turns import Answer
 
 command_line = import_module("vllm_specext.cli.bench")
 
@@ -50,6 +53,14 @@ def test_the_prompts_are_asked_greedily_in_their_order(tmp_path: Path) -> None:
     assert {f"--result-dir={tmp_path}", "--result-filename=r.json", "--custom-output-len=48", "--num-warmups=4"} <= set(
         given
     )
+
+
+def test_drawn_answers_have_a_seed(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    given = vllm_bench.arguments("http://x", "m", "t", path, 3, 48, 2.5, path, Sampling(0.7, 0.9))
+    assert {"--temperature=0.7", "--top-p=0.9", '--extra-body={"seed": 0}'} <= set(given)
+    greedy = vllm_bench.arguments("http://x", "m", "t", path, 3, 48, 2.5, path)
+    assert not any(one.startswith(("--top-p", "--extra-body")) for one in greedy)
 
 
 @pytest.fixture
@@ -126,7 +137,7 @@ def test_servers_take_turns_with_plain_at_every_rate(
     monkeypatch.setattr(serving, "started", started)
     monkeypatch.setattr(vllm_bench, "run", run)
     monkeypatch.setattr(serving, "model_of", lambda url: Model("m", "bundled", 100))
-    monkeypatch.setattr(serving, "in_ids", lambda work, model: [Asked("code", [1], "a")])
+    monkeypatch.setattr(serving, "chosen", lambda *of, **how: Chosen([Asked("code", [1], "a")], 0, 0))
     configurations = [Configuration("plain"), Configuration("ngram", NGRAM), Configuration("other", NGRAM)]
     if first == "plain-stock":
         configurations = after_stock(configurations)
@@ -154,7 +165,7 @@ def test_running_servers_may_include_vllm_as_it_is(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(vllm_bench, "run", run)
     monkeypatch.setattr(serving, "model_of", lambda url: Model("m", "bundled", 100))
-    monkeypatch.setattr(serving, "in_ids", lambda work, model: [Asked("code", [1], "a")])
+    monkeypatch.setattr(serving, "chosen", lambda *of, **how: Chosen([Asked("code", [1], "a")], 0, 0))
     work = Workload(None, [Configuration("plain")], [Prompt("code", "a")], tokens=8, rounds=1)
     files: list[str] = []
     differing = {"plain-stock"}
@@ -169,6 +180,29 @@ def test_running_servers_may_include_vllm_as_it_is(monkeypatch: pytest.MonkeyPat
         assert all(row.get("identical", True) == (row["method"] not in differing) for row in rows)
         assert len(set(files)) == len(files)
         files.clear()
+
+
+def test_a_server_that_decodes_plainly_gives_the_answers_that_chats_go_on_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, Any]] = []
+    rendering = Rendering(served(None))
+
+    def ask(client: Any, model: str, prompt: list[int], tokens: int, drawn: dict[str, Any]) -> Answer:
+        asked.append((str(client.base_url), drawn))
+        return Answer(rendering.tokenizer.encode("Fine."), 0.1, 0.2, len(prompt))
+
+    monkeypatch.setattr(servers, "ask", ask)
+    monkeypatch.setattr(serving, "model_of", lambda url: Model("m", served(None), 500))
+    work = Workload(
+        None, [Configuration("plain")], [question("a", "one", "two")], 8, 1, samplings=(GREEDY, Sampling(1.0))
+    )
+    progress: Any = Quiet()
+    load = serving.Load(work, "http://plain:1", tmp_path / "prompts.jsonl", tmp_path, progress)
+    assert asked == [("http://plain:1/v1/", {"temperature": 0.0})]
+    assert load.prompts["counted"] == load.count == 2
+    first, second = (json.loads(line)["prompt"] for line in (tmp_path / "prompts.jsonl").read_text().splitlines())
+    assert second == f"{first}Fine.<|end|>\n<|user|>\ntwo<|end|>\n<|assistant|>\n"
 
 
 def test_an_address_without_a_server_is_refused() -> None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vllm_specext.bench.vllms_own import SUFFIX, draft_model_configs, has_suffix
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import ALWAYS, CHOICE, CONFIGURATIONS, DFLASH, EAGLE3_TREE, MODELS
-from vllm_specext.measure.plain import PLAIN, STOCK, STOCK_ENVIRONMENT
+from vllm_specext.measure.plain import PLAIN, SEEDED_ENVIRONMENT, STOCK, STOCK_ENVIRONMENT
 from vllm_specext.options import MAX_DRAFT_TOKENS, DrafterOptions, parse
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import check
@@ -37,6 +38,7 @@ VLLM_TLI: dict[str, Any] = {
 """vLLM's own TLI, with the drafter and the length of the demonstration's ``tli``."""
 QUICK = ("griffin-chain", "griffin-tree", "moa-tree", "swift", "slem")
 """The demonstration's rows that a quick run has, because each costs the start of an engine."""
+EAGLE_ROWS, SMALL_ROWS = ("eagle", "eagle-tree"), ("draft-model", "draft-model-tree")
 ANY_LOAD = 1 << 20
 """The last number of running requests in a schedule that holds for any load."""
 
@@ -59,6 +61,14 @@ class Configuration:
         options = parse(METHODS[self.speculative["method"]].options, self.speculative)
         return isinstance(options, DrafterOptions) and options.tree is not None
 
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether a seeded answer that is drawn has the tokens of the row ``plain``. vLLM's own methods, and those that
+        draw their drafts, verify with other random numbers; vLLM as it is may draw on another model runner."""
+        if self.speculative is None or self.speculative["method"] not in METHODS:
+            return self.name == PLAIN
+        return not parse(METHODS[self.speculative["method"]].options, self.speculative).samples_drafts
+
     def always_drafting(self) -> "Configuration":
         """This configuration with as many drafted tokens whether they pay or not, where nothing is said about that."""
         speculative = self.speculative
@@ -74,20 +84,34 @@ class Configuration:
         return replace(self, speculative=(self.speculative or {}) | own)
 
 
-def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: bool) -> list[Configuration]:
-    """``plain``, ``ngram``, ``eagle`` and ``eagle-tree`` with the drafter given for them or ``eagle3`` and
-    ``eagle3-tree`` with the bundled target's, then each ``NAME=JSON`` of ``given``, or the demonstration's where
-    neither a target nor a configuration is given, with ``vllm-tli`` where these have TLI and ``dflash`` where they have
-    DFlash's trees. One named ``ngram``, ``eagle3`` or ``eagle3-tree`` replaces this one."""
+def chosen(
+    target: str | None, given: Sequence[str], eagle: str | None, quick: bool, draft_model: str | None = None
+) -> list[Configuration]:
+    """``plain``, ``ngram``, ``suffix`` where vLLM can run it and unless ``quick``, ``eagle`` and ``eagle-tree`` with
+    the drafter given for them or ``eagle3`` and ``eagle3-tree`` with the bundled target's, ``draft-model`` and
+    ``draft-model-tree`` with the small model given for them, then each ``NAME=JSON`` of ``given``, or the
+    demonstration's where neither a target nor a configuration is given, with ``vllm-tli`` where these have TLI and
+    ``dflash`` where they have DFlash's trees. One named ``ngram``, ``suffix``, ``eagle3`` or ``eagle3-tree`` replaces
+    this one."""
     found: dict[str, dict[str, Any] | None] = {PLAIN: None, "ngram": NGRAM}
+    if has_suffix() and not quick:
+        found["suffix"] = SUFFIX
     if eagle is not None:
         found["eagle"], found["eagle-tree"] = eagle_configs(eagle)
     elif target is None:
         found |= {"eagle3": EAGLE3, "eagle3-tree": EAGLE3_TREE}
+    if draft_model is not None:
+        found["draft-model"], found["draft-model-tree"] = draft_model_configs(draft_model)
+    theirs = (
+        PLAIN,
+        STOCK,
+        *(EAGLE_ROWS if eagle is not None else ()),
+        *(SMALL_ROWS if draft_model is not None else ()),
+    )
     own: dict[str, dict[str, Any]] = {}
     for text in given:
         name, config = read(text)
-        if name in own or name in (PLAIN, STOCK) or (eagle is not None and name in ("eagle", "eagle-tree")):
+        if name in own or name in theirs:
             raise ConfigurationError(f"--config names {name!r}, but there is a row of that name already.")
         own[name] = config
     if not own and target is None:
@@ -102,6 +126,15 @@ def chosen(target: str | None, given: Sequence[str], eagle: str | None, quick: b
 def after_stock(configurations: Sequence[Configuration]) -> list[Configuration]:
     """``configurations``, of which plain decoding is the first, after plain decoding by vLLM as it is."""
     return [Configuration(STOCK, environment=STOCK_ENVIRONMENT), *configurations]
+
+
+def with_seeded_plain(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """``configurations`` with the row ``plain`` on the model runner of our methods, whichever vLLM would choose: on the
+    other one the same seed gives other random numbers."""
+    return [
+        replace(each, environment={**each.environment, **SEEDED_ENVIRONMENT}) if each.name == PLAIN else each
+        for each in configurations
+    ]
 
 
 def eagle_configs(drafter: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specext.bench.configurations import Configuration, check_nodes
+from vllm_specext.bench.conversations import choose
 from vllm_specext.bench.progress import Progress
 from vllm_specext.bench.prompts import Rendering
 from vllm_specext.bench.results import Results, Row, described
 from vllm_specext.bench.rows import over_no_nodes, summarised, vllm_keys
-from vllm_specext.bench.workload import Asked, Workload, that_fit, told, without_loops
+from vllm_specext.bench.workload import Asked, Workload
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.arguments import compared_arguments, served
 from vllm_specext.measure.engine_process import EngineProcess
+from vllm_specext.measure.sampling import Sampling
 from vllm_specext.measure.speculation import Speculation
-from vllm_specext.measure.turns import Turn, in_turns
+from vllm_specext.measure.turns import Turn, in_turns, repeated
 
+Point = tuple[Sampling, int]
+"""How answers are drawn, and how many requests run at a time."""
 AT_ONCE = 16
 """Prompts asked at a time where neither time nor what is drafted counts."""
 
@@ -39,27 +43,35 @@ def acceptance(workload: Workload, progress: Progress) -> Results:
     method drafts, whether that pays here or not."""
     with started(workload.plain, workload, progress) as run:
         tasks = {task: [one.ids for one in run.asked if one.task == task] for task in (one.task for one in run.asked)}
-        progress.begin((1 + len(workload.drafting)) * len(tasks))
+        progress.begin((1 + len(workload.drafting)) * len(workload.samplings) * len(tasks))
 
-        def answers(engine: EngineProcess) -> dict[str, Turn]:
-            progress.doing(f"{engine.name}: asking")
+        def answers(engine: EngineProcess, sampling: Sampling) -> dict[str, Turn]:
+            progress.doing(f"{engine.name}: asking, {sampling}")
             turns = {}
             for task, ids in tasks.items():
-                turns[task] = engine.turn(ids, workload.tokens, 1)
+                turns[task] = engine.turn(ids, workload.tokens, 1, sampling=sampling)
                 progress.advance()
             return turns
 
-        plain = answers(run.engine)
-        rows = acceptance_rows(workload.plain, run.engine, plain, plain)
+        plain = {sampling: answers(run.engine, sampling) for sampling in workload.samplings}
+        rows = []
+        for sampling, own in plain.items():
+            rows += acceptance_rows(workload.plain, run.engine, sampling, own, own)
         for configuration in (each.always_drafting() for each in workload.drafting):
             progress.doing(f"{configuration.name}: loading")
             with load(configuration, workload, run.folder) as engine:
-                rows += acceptance_rows(configuration, engine, answers(engine), plain)
+                for sampling, expected in plain.items():
+                    own = answers(engine, sampling)
+                    rows += acceptance_rows(configuration, engine, sampling, own, expected)
     return Results("acceptance", run.prompts, rows)
 
 
 def acceptance_rows(
-    configuration: Configuration, engine: EngineProcess, own: dict[str, Turn], plain: dict[str, Turn]
+    configuration: Configuration,
+    engine: EngineProcess,
+    sampling: Sampling,
+    own: dict[str, Turn],
+    plain: dict[str, Turn],
 ) -> list[dict[str, Any]]:
     """A row for each task and one for ``all``."""
     rows = []
@@ -67,7 +79,7 @@ def acceptance_rows(
         drafted = sum((own[one].speculation for one in of), Speculation())
         rows.append(
             {
-                **described(configuration, engine.facts["model_runner"], task=task),
+                **described(configuration, engine.facts["model_runner"], sampling, task=task),
                 "max_concurrency": 1,
                 "identical": all(own[one].tokens == plain[one].tokens for one in of),
                 "completed": sum(len(own[one].answers) for one in of),
@@ -81,7 +93,8 @@ def acceptance_rows(
 def compare(
     name: str, workload: Workload, concurrencies: Sequence[int], nodes: Sequence[int], progress: Progress
 ) -> Results:
-    """Measure every configuration at every concurrency and, where it drafts trees, with each number of ``nodes``."""
+    """Measure every configuration with every sampling at every concurrency and, where it drafts trees, with each number
+    of ``nodes``."""
     check_nodes(workload.configurations, nodes)
     sizes: dict[str, list[int | None]] = {
         each.name: [*nodes] if nodes and each.grows_trees else [None] for each in workload.others
@@ -93,32 +106,38 @@ def compare(
                 f"after --, with --max-num-seqs {most}."
             )
         turns = sum(workload.rounds * (1 + len(own)) + len(own) for own in sizes.values())
-        progress.begin(len(concurrencies) * turns)
+        points = [(sampling, concurrency) for sampling in workload.samplings for concurrency in concurrencies]
+        progress.begin(len(points) * turns)
         rows: list[Row] = []
-        seen: dict[int, list[Turn]] = {concurrency: [] for concurrency in concurrencies}
-        plain: dict[int, list[Turn]] = {}
+        seen: dict[Point, list[Turn]] = {point: [] for point in points}
+        plain: dict[Point, list[Turn]] = {}
         for configuration in workload.others:
             own = sizes[configuration.name]
             loaded = configuration if own == [None] else configuration.with_nodes(max(nodes))
             progress.doing(f"{configuration.name}: loading")
             with load(loaded, workload, run.folder) as engine:
                 of_sizes: dict[int | None, list[Row]] = {size: [] for size in own}
-                for concurrency in concurrencies:
-                    progress.doing(f"{configuration.name} and {workload.baseline.name}: {concurrency} at a time")
-                    baseline, of_own = beside_baseline(run, engine, workload, concurrency, own, progress)
-                    seen[concurrency] += baseline
+                for point in points:
+                    both = f"{configuration.name} and {workload.baseline.name}"
+                    progress.doing(f"{both}: {point[1]} at a time, {point[0]}")
+                    baseline, of_own = beside_baseline(run, engine, workload, point, own, progress)
+                    seen[point] += baseline
                     if configuration is workload.plain:
-                        plain[concurrency] = of_own[None]
+                        plain[point] = of_own[None]
                     for size, each in of_own.items():
-                        facts = described(configuration, engine.facts["model_runner"], nodes=size)
-                        found = summarised(each, baseline, plain.get(concurrency))
-                        row = {**facts, "max_concurrency": concurrency, **found}
+                        facts = described(configuration, engine.facts["model_runner"], point[0], nodes=size)
+                        found = summarised(each, baseline, plain.get(point))
+                        row = {**facts, "max_concurrency": point[1], **found}
                         of_sizes[size].append(row | (over_no_nodes(each, of_own[0]) if 0 in of_own else {}))
                 rows += [row for of_size in of_sizes.values() for row in of_size]
-        facts = described(workload.baseline, run.engine.facts["model_runner"])
+        runner = run.engine.facts["model_runner"]
         first = [
-            {**facts, "max_concurrency": at_once, **summarised(each, each, plain.get(at_once))}
-            for at_once, each in seen.items()
+            {
+                **described(workload.baseline, runner, point[0]),
+                "max_concurrency": point[1],
+                **summarised(each, each, plain.get(point)),
+            }
+            for point, each in seen.items()
         ]
     return Results(name, run.prompts, first + rows)
 
@@ -127,22 +146,24 @@ def beside_baseline(
     run: Started,
     engine: EngineProcess,
     workload: Workload,
-    concurrency: int,
+    point: Point,
     sizes: Sequence[int | None],
     progress: Progress,
 ) -> tuple[list[Turn], dict[int | None, list[Turn]]]:
-    """The turns of the baseline and, by size, those of ``engine``, as many as there are rounds.
+    """The turns of the baseline and, by size, those of ``engine``, as many as there are rounds. Where there are fewer
+    prompts than requests at a time, prompts are asked again until there are as many.
 
     ``engine`` answers all prompts once with each size before that, because passes are compiled, recorded or captured in
     the first steps of a load.
     """
-    ids = [one.ids for one in run.asked]
+    sampling, concurrency = point
+    ids = at_least(concurrency, [one.ids for one in run.asked])
     for size in sizes:
-        engine.turn(ids, workload.tokens, concurrency, size)
+        engine.turn(ids, workload.tokens, concurrency, size, sampling=sampling)
         progress.advance()
 
     def ask(of: EngineProcess, size: int | None, _: int) -> Turn:
-        turn = of.turn(ids, workload.tokens, concurrency, size)
+        turn = of.turn(ids, workload.tokens, concurrency, size, sampling=sampling)
         progress.advance()
         return turn
 
@@ -153,24 +174,31 @@ def beside_baseline(
     return turns[first], {size: turns[size] for size in sizes}
 
 
+def at_least(count: int, prompts: list[list[int]]) -> list[list[int]]:
+    """``prompts``, again from the first one on where there are fewer than ``count``."""
+    return repeated(prompts, max(count, len(prompts)))
+
+
 @contextmanager
 def started(configuration: Configuration, workload: Workload, progress: Progress) -> Iterator[Started]:
     """Load ``configuration``, which drafts nothing, and choose the prompts."""
     progress.doing(f"{configuration.name}: loading")
     rendering = Rendering(served(workload.target))
-    asked = [Asked(prompt.task, rendering.ids(prompt), rendering.text(prompt)) for prompt in workload.prompts]
     with (
         tempfile.TemporaryDirectory(prefix="vllm-specext-bench-") as folder,
         load(configuration, workload, Path(folder)) as engine,
     ):
-        fitting = that_fit(asked, workload.tokens, engine.facts["max_model_len"])
         progress.doing(f"{configuration.name}: looking for loops")
-        answers = engine.turn([one.ids for one in fitting], workload.tokens, AT_ONCE)
-        kept = without_loops(fitting, answers.tokens)
-        yield Started(engine, kept, told(workload.prompts, fitting, kept), Path(folder))
+
+        def answering(ids: Sequence[list[int]]) -> Sequence[list[int]]:
+            return engine.turn(ids, workload.tokens, AT_ONCE).tokens
+
+        found = choose(workload.prompts, rendering, answering, workload.tokens, engine.facts["max_model_len"])
+        yield Started(engine, found.asked, found.told(), Path(folder))
 
 
 def load(configuration: Configuration, workload: Workload, folder: Path) -> EngineProcess:
-    arguments = [f"--model={served(workload.target)}", *compared_arguments(workload.target, workload.arguments)]
+    own = compared_arguments(workload.target, workload.arguments, workload.at_once)
+    arguments = [f"--model={served(workload.target)}", *own]
     log = folder / f"{configuration.name}.log"
     return EngineProcess(configuration.name, arguments, configuration.speculative, log, configuration.environment)

@@ -1,39 +1,70 @@
-"""Prompts with the task that each belongs to: MT-Bench, HumanEval, GSM8K and Spec-Bench files, or the bundled ones.
+"""Prompts with the task that each belongs to, and how the target is asked them.
 
-What a file's rows are called says what they are: ``turns`` (MT-Bench, Spec-Bench; the first turn is asked) and
-``question`` (GSM8K) are questions, asked through the target's chat template if it has one; ``prompt`` (HumanEval) and
-``text`` are beginnings that the target goes on with as they are. The task is a row's ``category``, or else the file's
-name.
+A prompt is a text that the target goes on with, or a chat. Of a chat, every message of the user's that no answer
+follows is asked in its turn, after the answers to those before it.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import bundled_prompts
 
-QUESTIONS, BEGINNINGS = ("turns", "question"), ("prompt", "text")
+Role = Literal["system", "user", "assistant"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+class Message(NamedTuple):
+    role: Role
+    content: str
 
 
 @dataclass(frozen=True)
 class Prompt:
+    """``text`` to be continued as it is, or a ``chat`` in place of it. ``where`` says in which file and row it stands,
+    for errors."""
+
     task: str
-    text: str
-    question: bool = False
-    """Whether it is asked through the chat template."""
+    text: str = ""
+    chat: tuple[Message, ...] = ()
+    where: str = field(default="", compare=False)
+
+    @property
+    def turns(self) -> int:
+        """How many times the target is asked."""
+        return len(open_places(self.chat)) if self.chat else 1
+
+    def turn(self, answers: Sequence[str]) -> list[Message]:
+        """The messages of the turn that follows ``answers``, those to the turns before it."""
+        places = open_places(self.chat)
+        given = dict(zip(places, answers, strict=False))
+        messages: list[Message] = []
+        for place, message in enumerate(self.chat[: places[len(answers)] + 1]):
+            messages.append(message)
+            if place in given:
+                messages.append(Message("assistant", given[place]))
+        return messages
 
 
-def load(paths: Sequence[Path], per_task: int) -> list[Prompt]:
-    """The first ``per_task`` prompts of every task in the files, or of the bundled ones where there is no path."""
-    if paths:
-        found = [prompt for path in paths for prompt in read(path)]
-    else:
-        found = [Prompt(row["kind"], row["text"]) for row in bundled_prompts()]
-    return first_of_each(found, per_task)
+def open_places(chat: Sequence[Message]) -> list[int]:
+    """Places of the user's messages that no answer follows."""
+    following = [*(message.role for message in chat[1:]), "user"]
+    return [
+        place
+        for place, (message, after) in enumerate(zip(chat, following, strict=True))
+        if message.role == "user" and after != "assistant"
+    ]
+
+
+def question(task: str, *turns: str, where: str = "") -> Prompt:
+    """A chat of which the target is asked every one of the user's ``turns``."""
+    return Prompt(task, chat=tuple(Message("user", turn) for turn in turns), where=where)
+
+
+def bundled() -> list[Prompt]:
+    return [Prompt(row["kind"], row["text"]) for row in bundled_prompts()]
 
 
 def first_of_each(prompts: Iterable[Prompt], per_task: int) -> list[Prompt]:
@@ -48,50 +79,13 @@ def first_of_each(prompts: Iterable[Prompt], per_task: int) -> list[Prompt]:
     return sorted(kept, key=lambda prompt: tasks.index(prompt.task))
 
 
-def read(path: Path) -> list[Prompt]:
-    """The prompts of a JSON or JSON Lines file, one of each row."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"--prompts is {str(path)!r}, which cannot be read ({type(error).__name__})."
-        ) from None
-    return [prompt(row, path, number) for number, row in enumerate(rows(text, path), start=1)]
-
-
-def rows(text: str, path: Path) -> list[Any]:
-    try:
-        found = json.loads(text)
-        found = found if isinstance(found, list) else [found]
-    except (ValueError, RecursionError):
-        try:
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except (ValueError, RecursionError):
-            raise ConfigurationError(f"--prompts is {str(path)!r}, which is neither JSON nor JSON Lines.") from None
-    if not found:
-        raise ConfigurationError(f"--prompts is {str(path)!r}, which has no rows.")
-    return found
-
-
-def prompt(row: Any, path: Path, number: int) -> Prompt:
-    if isinstance(row, dict):
-        task = str(row.get("category") or path.stem)
-        for key in (*QUESTIONS, *BEGINNINGS):
-            value = row.get(key)
-            if key == "turns" and isinstance(value, list) and value:
-                value = value[0]
-            if isinstance(value, str) and value:
-                return Prompt(task, value, question=key in QUESTIONS)
-    allowed = ", ".join((*QUESTIONS, *BEGINNINGS))
-    raise ConfigurationError(f"--prompts {str(path)!r} has no prompt in row {number}: none of {allowed} holds a text.")
-
-
 class Rendering:
     """Prompts as the target is asked them: ids for engines and our client, text for ``vllm bench serve``."""
 
     def __init__(self, target: str) -> None:
         from transformers import AutoTokenizer
 
+        self.target = target
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(target)
         except Exception as error:  # the hub client and the loaders raise many kinds
@@ -99,13 +93,36 @@ class Rendering:
                 f"--target is {target!r}, whose tokenizer cannot be loaded ({type(error).__name__})."
             ) from None
 
-    def text(self, prompt: Prompt) -> str:
-        if not (prompt.question and self.tokenizer.chat_template):
+    def text(self, prompt: Prompt, answers: Sequence[str] = ()) -> str:
+        """The turn after ``answers``. A chat goes through the target's chat template; without one, a question that
+        stands alone is asked as it is, and a longer chat is refused."""
+        if not prompt.chat:
             return prompt.text
-        turns = [{"role": "user", "content": prompt.text}]
-        return str(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+        if self.tokenizer.chat_template:
+            return self._through_template(prompt, answers)
+        if len(prompt.chat) > 1:
+            raise ConfigurationError(
+                f"{prompt.where or 'a prompt'} is a chat of {len(prompt.chat)} messages, but the tokenizer of --target "
+                f"{self.target!r} has no chat template: take a target that has one, or prompts of one question."
+            )
+        return prompt.chat[0].content
 
-    def ids(self, prompt: Prompt) -> list[int]:
-        text = self.text(prompt)
+    def ids(self, prompt: Prompt, answers: Sequence[str] = ()) -> list[int]:
+        text = self.text(prompt, answers)
         # A chat template writes the special tokens itself.
-        return list(self.tokenizer.encode(text, add_special_tokens=text is prompt.text))
+        templated = bool(prompt.chat and self.tokenizer.chat_template)
+        return list(self.tokenizer.encode(text, add_special_tokens=not templated))
+
+    def answer(self, ids: Sequence[int]) -> str:
+        """An answer as a chat goes on with it: without special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _through_template(self, prompt: Prompt, answers: Sequence[str]) -> str:
+        turns = [message._asdict() for message in prompt.turn(answers)]
+        try:
+            return str(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+        except Exception as error:  # a template raises what it likes
+            raise ConfigurationError(
+                f"{prompt.where or 'a prompt'} is a chat that the chat template of --target {self.target!r} refuses: "
+                f"{' '.join(str(error).split())}."
+            ) from None

@@ -5,18 +5,22 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from openai import OpenAI
 
 from vllm_specext.bench.configurations import Configuration
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.arguments import compared_arguments, served
+from vllm_specext.measure.sampling import GREEDY, Sampling
 from vllm_specext.measure.server import HOST, Server, speculation
 from vllm_specext.measure.turns import Answer, Turn
 
+AT_ONCE = 16
 V2_IN_LOG = "Using V2 Model Runner"
 
 
@@ -53,17 +57,28 @@ def model_of(url: str) -> Model:
         raise ConfigurationError(f"no vLLM server answers at {url} ({type(error).__name__}).") from None
 
 
-def turn(server: Server, model: Model, prompts: Sequence[list[int]], tokens: int) -> Turn:
-    """Ask ``server`` for greedy answers, one request at a time, streamed as a user would see them."""
+def turn(server: Server, model: Model, prompts: Sequence[list[int]], tokens: int, sampling: Sampling = GREEDY) -> Turn:
+    """Ask ``server``, one request at a time, streamed as a user would see them. A prompt's place is its seed."""
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     before = speculation(server)
     begun = time.perf_counter()
-    answers = [ask(client, model.name, prompt, tokens) for prompt in prompts]
+    answers = [ask(client, model.name, prompt, tokens, sampling.of(i)) for i, prompt in enumerate(prompts)]
     duration = time.perf_counter() - begun
     return Turn(answers, duration, speculation(server) - before)
 
 
-def ask(client: OpenAI, model: str, prompt: list[int], tokens: int) -> Answer:
+def answers(url: str, model: Model, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
+    """Greedy answers of the server at ``url``, ``AT_ONCE`` at a time, where time does not count."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [
+            answer.tokens
+            for answer in pool.map(lambda prompt: ask(client, model.name, prompt, tokens, GREEDY.of(0)), prompts)
+        ]
+
+
+def ask(client: OpenAI, model: str, prompt: list[int], tokens: int, drawn: Mapping[str, Any]) -> Answer:
+    """The answer to one request; ``drawn`` is what it says of sampling."""
     begun = time.perf_counter()
     first = 0.0
     received: list[int] = []
@@ -71,12 +86,12 @@ def ask(client: OpenAI, model: str, prompt: list[int], tokens: int) -> Answer:
         model=model,
         prompt=prompt,
         max_tokens=tokens,
-        temperature=0,
+        **drawn,
         stream=True,
         extra_body={"return_token_ids": True},
     )
     for chunk in stream:
-        if chunk.choices and (ids := chunk.choices[0].token_ids):  # type: ignore[attr-defined]  # vLLM's addition
+        if chunk.choices and (ids := chunk.choices[0].token_ids):  # vLLM's addition
             first = first or time.perf_counter() - begun
             received += ids
     return Answer(received, first, time.perf_counter() - begun, len(prompt))

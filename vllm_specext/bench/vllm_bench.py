@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.sampling import GREEDY, Sampling
 from vllm_specext.vllm_process import vllm_distribution
 
 WARM_UPS = 4
@@ -21,10 +22,21 @@ LISTS = (*TIMES, "input_lens", "output_lens", "generated_texts", "errors")
 
 
 def arguments(
-    url: str, model: str, tokenizer: str, prompts: Path, count: int, tokens: int, rate: float, result: Path
+    url: str,
+    model: str,
+    tokenizer: str,
+    prompts: Path,
+    count: int,
+    tokens: int,
+    rate: float,
+    result: Path,
+    sampling: Sampling = GREEDY,
 ) -> list[str]:
-    """Arguments to ask the first ``count`` prompts of the file in its order, greedily, at ``rate`` requests per second.
-    The result is written to ``result``."""
+    """Arguments to ask the first ``count`` prompts of the file in its order, at ``rate`` requests per second. Where
+    answers are drawn, all requests have the same seed. The result is written to ``result``."""
+    drawn = sampling.of(0)
+    seed = [f"--extra-body={json.dumps({'seed': drawn['seed']})}"] if "seed" in drawn else []
+    top_p = [f"--top-p={drawn['top_p']:g}"] if "top_p" in drawn else []
     return [
         "--backend=vllm",
         f"--base-url={url}",
@@ -39,7 +51,9 @@ def arguments(
         f"--num-prompts={count}",
         f"--request-rate={rate}",
         f"--num-warmups={WARM_UPS}",
-        "--temperature=0",
+        f"--temperature={sampling.temperature:g}",
+        *top_p,
+        *seed,
         "--percentile-metrics=ttft,tpot,itl,e2el",
         "--save-result",
         "--save-detailed",

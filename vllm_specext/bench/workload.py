@@ -1,20 +1,19 @@
 """The prompts and configurations of a run, and which of the prompts count."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vllm_specext.bench.configurations import Configuration
 from vllm_specext.bench.prompts import Prompt
-from vllm_specext.errors import ConfigurationError
-from vllm_specext.measure.loops import is_loop
+from vllm_specext.measure.arguments import MOST_REQUESTS
 from vllm_specext.measure.plain import PLAIN
+from vllm_specext.measure.sampling import GREEDY, Sampling
 
 
 @dataclass(frozen=True)
 class Workload:
     """``target`` is ``None`` for the bundled one; ``arguments`` are vLLM's; ``configurations`` begin with plain
-    decoding, and before it by vLLM as it is, where this differs."""
+    decoding, and before it by vLLM as it is, where this differs. Everything is measured with each of ``samplings``."""
 
     target: str | None
     configurations: list[Configuration]
@@ -22,6 +21,11 @@ class Workload:
     tokens: int
     rounds: int
     arguments: list[str] = field(default_factory=list)
+    samplings: tuple[Sampling, ...] = (GREEDY,)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Rows that cannot be measured, each with the reason as a sentence."""
+    at_once: int = MOST_REQUESTS
+    """The most requests that an engine of the bundled target has to run at a time."""
 
     @property
     def baseline(self) -> Configuration:
@@ -45,40 +49,26 @@ class Workload:
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt in the target's ids, and the text that they spell."""
+    """A turn in the target's ids, and the text that they spell."""
 
     task: str
     ids: list[int]
     text: str
 
 
-def that_fit(asked: Sequence[Asked], tokens: int, max_model_len: int) -> list[Asked]:
-    """The prompts that leave room for an answer of ``tokens``."""
-    fitting = [one for one in asked if len(one.ids) + tokens <= max_model_len]
-    if not fitting:
-        raise ConfigurationError(
-            f"no prompt fits: with --tokens {tokens} there is room for {max_model_len - tokens} of the "
-            f"{max_model_len} tokens of a sequence, and the shortest prompt has {min(len(one.ids) for one in asked)}."
-        )
-    return fitting
+@dataclass(frozen=True)
+class Chosen:
+    """The turns that count, and how many were left out."""
 
+    asked: list[Asked]
+    left_out_as_too_long: int
+    left_out_as_loops: int
 
-def without_loops(asked: Sequence[Asked], answers: Sequence[list[int]]) -> list[Asked]:
-    """The prompts whose plain answer does not go round in circles; a loop would be easy to draft."""
-    kept = [one for one, tokens in zip(asked, answers, strict=True) if not is_loop(tokens)]
-    if not kept:
-        raise ConfigurationError(
-            f"the plain answers of all {len(asked)} prompts are loops, which say nothing about drafts; take other "
-            "prompts with --prompts or shorter answers with --tokens."
-        )
-    return kept
-
-
-def told(all_prompts: Sequence[Prompt], fitting: Sequence[Asked], kept: Sequence[Asked]) -> dict[str, object]:
-    """How many prompts count and how many are left out, for the file's header."""
-    return {
-        "counted": len(kept),
-        "left_out_as_too_long": len(all_prompts) - len(fitting),
-        "left_out_as_loops": len(fitting) - len(kept),
-        "counted_by_task": dict(Counter(one.task for one in kept)),
-    }
+    def told(self) -> dict[str, object]:
+        """How many turns count and how many are left out, for the file's header."""
+        return {
+            "counted": len(self.asked),
+            "left_out_as_too_long": self.left_out_as_too_long,
+            "left_out_as_loops": self.left_out_as_loops,
+            "counted_by_task": dict(Counter(one.task for one in self.asked)),
+        }

@@ -2,7 +2,9 @@
 
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,6 +14,7 @@ from vllm_specext.cli.bench_options import Options, takes
 from vllm_specext.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from vllm_specext.bench.progress import Progress
     from vllm_specext.bench.results import Results
     from vllm_specext.bench.workload import Workload
 
@@ -28,11 +31,9 @@ app = typer.Typer(
 def acceptance(options: Options) -> None:
     """Tokens per verification: per depth, per task, per method."""
     work = options.workload()
-    from vllm_specext.bench import offline, progress
+    from vllm_specext.bench import offline
 
-    with progress.shown(console) as shown:
-        results = offline.acceptance(work, shown)
-    finish(results, work, options)
+    measure(work, options, lambda shown: offline.acceptance(work, shown))
 
 
 @app.command()
@@ -47,12 +48,10 @@ def throughput(options: Options) -> None:
 def latency(options: Options) -> None:
     """Time to the first token and per token of a server that is asked one request at a time."""
     work = options.workload()
-    from vllm_specext.bench import progress, serving
+    from vllm_specext.bench import serving
 
     end_servers_with_this()
-    with progress.shown(console) as shown:
-        results = serving.latency(work, shown)
-    finish(results, work, options)
+    measure(work, options, lambda shown: serving.latency(work, shown))
 
 
 @app.command()
@@ -64,20 +63,23 @@ def serve(options: Options) -> None:
         raise ConfigurationError(f"--request-rate is {rates[0]:g}, but must be above 0.")
     work = options.workload(rounds=1, needed=("pandas",))
     running = read_urls(options.url or [])
-    if running and (options.config or options.eagle or options.arguments):
-        raise ConfigurationError("--url measures servers that are running, so it takes no --config, --eagle or --.")
-    from vllm_specext.bench import progress, servers, serving
+    if running and (options.config or options.eagle or options.draft_model or options.arguments):
+        raise ConfigurationError(
+            "--url measures servers that are running, so it takes no --config, --eagle, --draft-model or --."
+        )
+    from vllm_specext.bench import servers, serving
 
     if running:
         # A running server knows what it serves.
-        work = replace(work, target=work.target or servers.model_of(next(iter(running.values()))).root)
+        target = work.target or servers.model_of(next(iter(running.values()))).root
+        work = replace(work, target=target, left_out={})
     end_servers_with_this()
-    with progress.shown(console) as shown:
-        if running:
-            results = serving.serve_running(work, running, rates, options.output, shown)
-        else:
-            results = serving.serve(work, rates, options.output, shown)
-    finish(results, work, options)
+    if running:
+        # Nobody knows which programs those servers are, so others cannot be told from them.
+        run = partial(serving.serve_running, work, running, rates, options.output)
+        measure(work, options, run, watched=False)
+    else:
+        measure(work, options, partial(serving.serve, work, rates, options.output))
 
 
 def read_urls(texts: list[str]) -> dict[str, str]:
@@ -108,17 +110,34 @@ def sweep(options: Options) -> None:
 
 def compare(name: str, options: Options, nodes: list[int]) -> None:
     work = options.workload()
-    from vllm_specext.bench import offline, progress
+    from vllm_specext.bench import offline
 
-    with progress.shown(console) as shown:
-        results = offline.compare(name, work, options.concurrencies, nodes, shown)
+    measure(work, options, lambda shown: offline.compare(name, work, options.concurrencies, nodes, shown))
+
+
+def measure(work: "Workload", options: Options, run: "Callable[[Progress], Results]", *, watched: bool = True) -> None:
+    """Show and write the results of ``run``, and what others took of the processor cores where they are ``watched``."""
+    from vllm_specext.bench import progress
+    from vllm_specext.measure.others import Others
+
+    if not watched:
+        with progress.shown(console) as shown:
+            results = run(shown)
+    else:
+        with Others() as others, progress.shown(console) as shown:
+            results = run(shown)
+        results = replace(results, others=others.told())
     finish(results, work, options)
 
 
 def finish(results: "Results", work: "Workload", options: Options) -> None:
     """Show the results and write them."""
     from vllm_specext.bench import report, summary
+    from vllm_specext.bench.caveats import caveats
 
+    head = report.header(work, results.others)
     console.print(summary.table(results))
-    for path in report.write(results, report.header(work.target, work.arguments, work.tokens), options.output):
+    for sentence in caveats(results, head):
+        console.print(sentence.replace("**", "").replace("`", ""), markup=False, highlight=False)
+    for path in report.write(results, head, options.output):
         console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.measure.sampling import GREEDY, Sampling
 from vllm_specext.measure.speculation import Speculation, counted
 from vllm_specext.measure.turns import Answer, Turn
 
@@ -70,27 +71,31 @@ class Engine:
         concurrency: int,
         nodes: int | None = None,
         ignore_eos: bool = False,
+        sampling: Sampling = GREEDY,
     ) -> Turn:
-        """Greedy answers of up to ``tokens`` to all ``prompts``; one is begun when fewer than ``concurrency`` run.
-        ``nodes`` is the size of the draft trees, ``None`` leaves the schedule alone."""
+        """Answers of up to ``tokens`` to all ``prompts``; one is begun when fewer than ``concurrency`` run. ``nodes``
+        is the size of the draft trees, ``None`` leaves the schedule alone. A prompt's place is its seed."""
         from vllm import SamplingParams
 
         if nodes is not None:
             self.set_nodes(nodes)
-        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=ignore_eos, detokenize=False)
+        params = [
+            SamplingParams(**sampling.of(number), max_tokens=tokens, ignore_eos=ignore_eos, detokenize=False)
+            for number in range(len(prompts))
+        ]
         before = self.counted()
         answers: dict[str, Answer] = {}
         begun: dict[str, float] = {}
         first: dict[str, float] = {}
         names = [f"turn-{self.asked + number}" for number in range(len(prompts))]
         self.asked += len(prompts)
-        waiting = list(zip(names, prompts, strict=True))[::-1]
+        waiting = list(zip(names, prompts, params, strict=True))[::-1]
         start = time.perf_counter()
         while len(answers) < len(prompts):
             while waiting and len(begun) - len(answers) < concurrency:
-                name, prompt = waiting.pop()
+                name, prompt, own_params = waiting.pop()
                 begun[name] = time.perf_counter()
-                self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
+                self.engine.add_request(name, {"prompt_token_ids": prompt}, own_params)
             for output in self.engine.step():
                 now = time.perf_counter()
                 name = output.request_id

@@ -19,6 +19,7 @@ from typing import Any
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.arguments import ENVIRONMENT
 from vllm_specext.measure.engine import Engine
+from vllm_specext.measure.sampling import GREEDY, Sampling
 from vllm_specext.measure.speculation import Speculation
 from vllm_specext.measure.turns import Answer, Turn
 from vllm_specext.vllm_process import set_default_threads, users_error, vllm_distribution
@@ -70,10 +71,11 @@ class EngineProcess:
         concurrency: int,
         nodes: int | None = None,
         ignore_eos: bool = False,
+        sampling: Sampling = GREEDY,
     ) -> Turn:
         """Ask the engine as `Engine.turn` does."""
         asked = {"prompts": list(prompts), "tokens": tokens, "concurrency": concurrency, "nodes": nodes}
-        found = self._ask({**asked, "ignore_eos": ignore_eos})
+        found = self._ask({**asked, "ignore_eos": ignore_eos, "sampling": asdict(sampling)})
         told = found["speculation"]
         return Turn(
             [Answer(**answer) for answer in found["answers"]],
@@ -127,7 +129,8 @@ def main() -> None:
             raise
         reply(engine.facts())
         for line in sys.stdin:
-            reply(asdict(engine.turn(**json.loads(line))))
+            asked = json.loads(line)
+            reply(asdict(engine.turn(**asked | {"sampling": Sampling(**asked["sampling"])})))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ PLAIN = "plain"
 STOCK = "plain-stock"
 STOCK_ENVIRONMENT = {"VLLM_SPECEXT_CPU_KERNELS": "stock", "VLLM_SPECEXT_NATIVE": "0"}
 """What the process of the row ``STOCK`` has in its environment: neither the wheel's kernels nor ours in C++."""
+SEEDED_ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+"""What the process of the row ``PLAIN`` has in its environment where answers are drawn with seeds."""
 WHAT_STOCK_IS = "plain decoding by vLLM as it is, without the plug-in's kernels"
 
 
