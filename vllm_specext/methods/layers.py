@@ -1,4 +1,4 @@
-"""The parts that plain torch drafters share: normalisation, rotary positions and attention of the Llama family.
+"""The parts that plain torch drafters share: normalisation, MLP, rotary positions and attention of the Llama family.
 
 Shapes: ``B`` sequences, ``L`` inputs, ``d`` hidden size, ``H`` heads, ``Hkv`` key/value heads, ``D`` head size.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 KV = tuple[Tensor, Tensor]
 """Keys and values after the rotary embedding, each ``[B, Hkv, L, D]``."""
@@ -23,6 +24,21 @@ class RMSNorm(nn.Module):
         """Any shape ``[..., size]``; statistics in float32."""
         x32 = x.float()
         return self.weight * (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU, as Llama has it."""
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, size, bias=False)
+        self.up_proj = nn.Linear(width, size, bias=False)
+        self.down_proj = nn.Linear(size, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., width]``"""
+        projected: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return projected
 
 
 @dataclass(frozen=True)

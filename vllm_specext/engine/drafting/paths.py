@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vllm_specext.engine.drafting.node_passes import Nodes
 from vllm_specext.engine.verification.layout import AcceptedPaths
 
 
@@ -35,6 +36,19 @@ class PathInputs:
         self.ids[:requests] = ids
         self.starts[:requests] = paths.prefix_lens
         self.ends[:requests] = num_sampled - 1
+
+    def nodes(self, written: Tensor, causal: Tensor, features: Tensor | None = None) -> Nodes:
+        """The rows as nodes of a pass, each of which sees those before it: ``causal`` ``[1, W, words]``. The cache gets
+        those of the requests that are ``written`` ``[R]``. ``features`` ``[R, W, d]``."""
+        return Nodes(
+            ids=self.ids,
+            positions=self.slots,
+            slots=self.slots,
+            written=written[:, None] & self.counts,
+            prefix_lens=self.starts,
+            visible=causal.expand(len(self.ids), -1, -1),
+            features=features,
+        )
 
     def mask(self, first: int, end: int) -> None:
         """Make requests ``first`` to ``end`` padding: their one row is at the beginning of a text."""

@@ -174,15 +174,8 @@ class TreeSpeculator(ChainSpeculator):
 
     def _read_paths(self, requests: int, longest: int) -> FirstLevel:
         paths, width = self.paths.part(requests), self.paths.width
-        nodes = Nodes(
-            ids=paths.ids,
-            positions=paths.slots,
-            slots=paths.slots,
-            written=self.roots.written[:requests, None] & paths.counts,
-            prefix_lens=paths.starts,
-            visible=self.causal.expand(requests, -1, -1),
-            features=self.hidden_states[: requests * width].view(requests, width, -1),
-        )
+        features = self.hidden_states[: requests * width].view(requests, width, -1)
+        nodes = paths.nodes(self.roots.written[:requests], self.causal, features)
         rows = torch.arange(requests, device=self.device) * width + paths.ends
         self.drafter.ask_for(self.model, rows)
         predict, regress = self.passes(nodes, width, longest)

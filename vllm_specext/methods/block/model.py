@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from vllm_specext.methods.layers import Attention, RMSNorm, Rotary, extend
+from vllm_specext.methods.layers import Attention, GatedMLP, RMSNorm, Rotary, extend
 
 
 @dataclass(frozen=True)
@@ -34,18 +33,6 @@ class Sizes:
     rotary: Rotary
 
 
-class MLP(nn.Module):
-    def __init__(self, hidden_size: int, mlp_size: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, mlp_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, mlp_size, bias=False)
-        self.down_proj = nn.Linear(mlp_size, hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return projected
-
-
 class Layer(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -53,7 +40,7 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(d, eps)
         self.self_attn = Attention(d, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.rotary, qk_norm_eps=eps)
         self.post_attention_layernorm = RMSNorm(d, eps)
-        self.mlp = MLP(d, sizes.mlp_size)
+        self.mlp = GatedMLP(d, sizes.mlp_size)
 
     def forward(self, rows: Tensor, places: Tensor, text: Tensor, text_places: Tensor, mask: Tensor) -> Tensor:
         """Rows ``[B, Q, d]``, given the features of the ``text`` ``[B, S, d]``; ``mask`` as in `DFlashDrafter`."""

@@ -78,29 +78,12 @@ class LanguageModelSpeculator(RootedSpeculator):
 
     def _read_roots(self, requests: int, longest: int) -> Tensor:
         """``[R, d]``"""
-        roots = self.roots.part(requests)
-        root = roots.starts[:, None] - self.root_slots
-        nodes = Nodes(
-            ids=self.root_ids[:requests, None],
-            positions=root,
-            slots=root,
-            written=roots.written[:, None],
-            prefix_lens=root[:, 0],
-            visible=self.causal[:1, :1].expand(requests, 1, 1),
-        )
-        return self.passes(nodes, 1, longest + self.root_slots)[0]
+        return self.passes(self.root_nodes(requests), 1, longest + self.root_slots)[0]
 
     def _read_paths(self, requests: int, longest: int) -> Tensor:
         """``[R, d]`` of the roots, after the accepted paths."""
         paths, width = self.paths.part(requests), self.paths.width
-        nodes = Nodes(
-            ids=paths.ids,
-            positions=paths.slots,
-            slots=paths.slots,
-            written=self.roots.written[:requests, None] & paths.counts,
-            prefix_lens=paths.starts,
-            visible=self.causal.expand(requests, -1, -1),
-        )
+        nodes = paths.nodes(self.roots.written[:requests], self.causal)
         predict, _ = self.passes(nodes, width, longest + self.root_slots)
         return predict[torch.arange(requests, device=self.device) * width + paths.ends]
 

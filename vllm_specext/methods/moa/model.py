@@ -14,22 +14,10 @@ the keys and values of one token in one layer (``2 · Hkv · D``).
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vllm_specext.methods.layers import KV, Attention, RMSNorm, Rotary
+from vllm_specext.methods.layers import KV, Attention, GatedMLP, RMSNorm, Rotary
 from vllm_specext.methods.moa.checkpoint import LayerShape, MoAShape
-
-
-class GatedMLP(nn.Module):
-    def __init__(self, width: int, size: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, size, bias=False)
-        self.up_proj = nn.Linear(width, size, bias=False)
-        self.down_proj = nn.Linear(size, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class DecoderLayer(nn.Module):

@@ -44,8 +44,6 @@ CHUNK = 1024
 class MoASpeculator(RootedSpeculator):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        self.itself = torch.ones(1, 1, 1, dtype=torch.int32, device=device)
-        """A row that sees itself alone, as bits."""
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len, self._see)
         self.by_level = LevelByLevel(self._start, self.passes, self._best, self.roots, self.root_slots)
 
@@ -88,17 +86,7 @@ class MoASpeculator(RootedSpeculator):
     def _start(self, requests: int, reads_paths: bool, longest: int) -> FirstLevel:
         if reads_paths:
             self.keep_paths(requests)
-        roots = self.roots.part(requests)
-        root = roots.starts[:, None] - self.root_slots
-        nodes = Nodes(
-            ids=self.root_ids[:requests, None],
-            positions=root,
-            slots=root,
-            written=roots.written[:, None],
-            prefix_lens=root[:, 0],
-            visible=self.itself.expand(requests, 1, 1),
-        )
-        features, _ = self.passes(nodes, 1, longest + self.root_slots)
+        features, _ = self.passes(self.root_nodes(requests), 1, longest + self.root_slots)
         return FirstLevel(*self._best(features, self.sizes.largest.top_k), features=None)
 
     def _best(self, features: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -10,22 +10,9 @@ Shapes: ``B`` sequences, ``L`` inputs, ``d`` hidden size.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from vllm_specext.methods.layers import Attention, RMSNorm, Rotary
+from vllm_specext.methods.layers import Attention, GatedMLP, RMSNorm, Rotary
 from vllm_specext.training.eagle3.shape import STATES, Eagle3Shape
-
-
-class MLP(nn.Module):
-    def __init__(self, hidden_size: int, mlp_size: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, mlp_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, mlp_size, bias=False)
-        self.down_proj = nn.Linear(mlp_size, hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return projected
 
 
 class Layer(nn.Module):
@@ -39,7 +26,7 @@ class Layer(nn.Module):
         self.hidden_norm = RMSNorm(d, eps)
         self.self_attn = Attention(2 * d, shape.heads, shape.kv_heads, shape.head_dim, rotary, out_width=d)
         self.post_attention_layernorm = RMSNorm(d, eps)
-        self.mlp = MLP(d, shape.mlp_size)
+        self.mlp = GatedMLP(d, shape.mlp_size)
 
     def fuse(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
         """What attention reads, ``[B, L, 2 d]``, of both, ``[B, L, d]``."""
