@@ -20,6 +20,9 @@ from vllm_specext.declaration import Reads
 SWITCH = "speculation"
 """Key of ``SamplingParams.extra_args`` (``vllm_xargs`` of the OpenAI API), false for a request without drafts."""
 
+PREDICTION = "prediction_token_ids"
+"""Key of ``SamplingParams.extra_args``: the target's tokens that the answer is expected to have."""
+
 MAX_ALLOWED_TOKENS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 128
@@ -48,12 +51,20 @@ def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Draft
     return Drafting.CHAIN if needs_chain else Drafting.TREE
 
 
-def drafting_for(request: Any, reads: Reads, custom_processors: bool) -> Drafting:
+def prediction_of(params: SamplingParams | None) -> list[int] | None:
+    """The prediction of a request with ``params``; ``None`` where it has none."""
+    return None if params is None else (params.extra_args or {}).get(PREDICTION)
+
+
+def drafting_for(request: Any, reads: Reads, custom_processors: bool, needs_prediction: bool = False) -> Drafting:
     """The most that a method that ``reads`` this may draft for ``request``, vLLM's ``Request`` or ``NewRequestData``.
 
-    A method that reads the text drafts nothing after a prompt of embeddings, which has no text.
+    A method that reads the text drafts nothing after a prompt of embeddings, which has no text; one that
+    ``needs_prediction`` drafts nothing without.
     """
     if reads is Reads.TEXT and request.prompt_embeds is not None:
+        return Drafting.OFF
+    if needs_prediction and not prediction_of(request.sampling_params):
         return Drafting.OFF
     return drafting_of(request.sampling_params, custom_processors)
 
