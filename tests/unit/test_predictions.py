@@ -1,5 +1,6 @@
 """OpenAI's ``prediction``: what is text, what is refused with a sentence, and how usage counts it."""
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ from vllm.sampling_params import SamplingParams
 
 from vllm_specext.declaration import Reads
 from vllm_specext.engine.predictions import PredictionCount, check_prediction, text_of
-from vllm_specext.engine.requests import PREDICTION, Drafting, drafting_for
+from vllm_specext.engine.requests import PREDICTION, Drafting, drafting_for, shorten_in_logs
 
 MODEL: Any = SimpleNamespace(max_model_len=8, get_vocab_size=lambda: 100)
 
@@ -129,3 +130,14 @@ def test_choices_are_counted_on_their_own_and_added_up() -> None:
     counted.take((0, 0), IDS)
     counted.take((0, 1), IDS[:2])
     assert counted.details() == {"accepted_prediction_tokens": 9, "rejected_prediction_tokens": 5}
+
+
+def test_logs_show_how_long_a_prediction_is_and_a_worker_gets_all_of_it() -> None:
+    made = params(IDS)
+    shorten_in_logs(made)
+    assert "'prediction_token_ids': <7 token ids>" in repr(made)
+    assert pickle.loads(pickle.dumps(made)).extra_args[PREDICTION] == IDS
+    other = SamplingParams(extra_args={"speculation": True})
+    shorten_in_logs(other)
+    shorten_in_logs(None)
+    assert other.extra_args == {"speculation": True}

@@ -27,13 +27,17 @@ def reads_predictions(config: Any) -> bool:
 def check_prediction(params: SamplingParams, model_config: Any) -> None:
     """Raise ``VLLMValidationError`` for token ids that the model does not have, and for more than its context holds."""
     ids = prediction_of(params)
-    if ids is None:
-        return
-    vocabulary = model_config.get_vocab_size()
+    if ids is not None:
+        check_ids(ids, model_config)
+
+
+def check_ids(ids: Any, model_config: Any) -> None:
+    """The same for what is to be token ids."""
+    vocabulary, most = model_config.get_vocab_size(), model_config.max_model_len
+    if isinstance(ids, list) and len(ids) > most:
+        raise too_long(f"{len(ids)} tokens", most, PREDICTION)
     if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < vocabulary for token in ids):
         raise _refusal(f"{PREDICTION!r} must be a list of token ids from 0 to {vocabulary - 1}.", PREDICTION)
-    if len(ids) > model_config.max_model_len:
-        raise too_long(f"{len(ids)} tokens", model_config.max_model_len, PREDICTION)
 
 
 def text_of(prediction: Any) -> str:
@@ -44,8 +48,10 @@ def text_of(prediction: Any) -> str:
     if not isinstance(content, list) or prediction.get("type") != "content" or not all(map(_is_part, content)):
         raise _refusal(f"'prediction' must be {FORM}.")
     text = "".join(part["text"] for part in content)
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise _refusal("'prediction' has half of a surrogate pair, which is no character.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _refusal("'prediction' has half of a surrogate pair, which is no character.") from None
     return text
 
 

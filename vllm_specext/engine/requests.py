@@ -29,6 +29,13 @@ MAX_STOP_TOKENS = 128
 """Most entries that the sampler's buffers hold, as ``VLLM_MAX_BAD_WORDS_TOTAL_TOKENS`` is for bad words."""
 
 
+class TokenIds(list[int]):
+    """Token ids that logs show the number of: they are a user's text, and many."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} token ids>"
+
+
 class Drafting(IntEnum):
     OFF = 0
     CHAIN = 1
@@ -54,6 +61,12 @@ def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Draft
 def prediction_of(params: SamplingParams | None) -> list[int] | None:
     """The prediction of a request with ``params``; ``None`` where it has none."""
     return None if params is None else (params.extra_args or {}).get(PREDICTION)
+
+
+def shorten_in_logs(params: SamplingParams | None) -> None:
+    """Have logs show how long the prediction of a request with ``params`` is, and not what it says."""
+    if params is not None and params.extra_args and PREDICTION in params.extra_args:
+        params.extra_args[PREDICTION] = TokenIds(params.extra_args[PREDICTION])
 
 
 def drafting_for(request: Any, reads: Reads, custom_processors: bool, needs_prediction: bool = False) -> Drafting:

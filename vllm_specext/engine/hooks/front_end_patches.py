@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
+from vllm_specext.engine.hooks.prediction_patches import wrap_predictions
 
 
 def wrap_sampling_params() -> None:
@@ -20,6 +21,7 @@ def wrap_front_end() -> None:
 
     wrap(InputProcessor, "process_inputs", _process_inputs)
     wrap(StatLoggerManager, "__init__", _initialize_stat_loggers)
+    wrap_predictions()
 
 
 @replaces(

@@ -19,7 +19,7 @@ from vllm.v1.request import Request
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.config import is_ours
-from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors
+from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors, shorten_in_logs
 from vllm_specext.engine.scheduler.kept_costs import KeptCosts
 from vllm_specext.engine.scheduler.measured_drafts import MeasuredDrafts
 
@@ -68,6 +68,7 @@ class DraftLimits(_Scheduler):
             self.measured_drafts = MeasuredDrafts(self.dynamic_sd_lookup, sizes, self._tree, device_type, kept)
 
     def add_request(self, request: Request) -> None:
+        shorten_in_logs(request.sampling_params)
         super().add_request(request)
         if request.request_id in self.requests:
             self._note_draft_limit(self.requests[request.request_id])
