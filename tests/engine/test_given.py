@@ -107,3 +107,13 @@ def test_predictions_follow_the_load_when_speed_is_measured(engines: Engines, pl
     result = engines(adaptive, rounds=rounds, sabotage="draw_sizes")
     assert differing(result, plain) == []
     assert accepted(result) > 100
+
+
+def test_prompts_serve_as_predictions_where_none_is_given(engines: Engines, plain: Result, rounds: list[Any]) -> None:
+    """Prompt lookup, beside requests with predictions and alone."""
+    looking = {"speculative_config": GIVEN["speculative_config"] | {"use_prompt": True, "match_tokens": 2}}
+    assert differing(engines(looking | TIGHT, rounds=rounds, keep_async=True), plain) == []
+    alone = engines(looking, rounds=[FEW])
+    assert differing(alone, {"outputs": plain["outputs"][: len(FEW)]}) == []
+    assert alone["counters"]["vllm:spec_decode_num_drafts"] > 20
+    assert accepted(alone) > 3  # the prompts are repeated little
