@@ -33,7 +33,7 @@ def prediction(kind: int, answer: list[int], chance: random.Random) -> list[int]
     return (answer, edited(answer, chance), nonsense, [*nonsense, *answer, *nonsense], None)[kind]
 
 
-KINDS = 5
+KINDS, NONSENSE = 5, 2
 
 
 def predicting(asked: list[dict[str, Any]], answers: list[dict[str, Any]], kind: int | None = None) -> list[dict]:
@@ -78,14 +78,15 @@ def test_predictions_give_the_tokens_of_plain_decoding(
 
 @pytest.mark.parametrize("kind", range(KINDS - 1), ids=["answer", "edited", "nonsense", "within"])
 def test_one_kind_of_prediction_for_all(engines: Engines, plain: Result, kind: int) -> None:
-    """Tokens per verification are those that the prediction allows: 33 at most, and hardly more than one."""
+    """Tokens per verification are those that the prediction allows: 33 at most. Nonsense is hardly ever drafted."""
     few = predicting(FEW, plain["outputs"][: len(FEW)], kind)
     result = engines(GIVEN, rounds=[few])
     assert differing(result, {"outputs": plain["outputs"][: len(FEW)]}) == []
     verifications = result["counters"]["vllm:spec_decode_num_drafts"]
-    per_verification = 1 + accepted(result) / verifications
-    lowest, highest = ((10, 33), (4, 33), (1, 1.2), (4, 33))[kind]
-    assert lowest <= per_verification <= highest
+    if kind == NONSENSE:
+        assert verifications < 5
+    else:
+        assert (10, 4, None, 4)[kind] < 1 + accepted(result) / verifications <= 33
 
 
 def test_without_predictions_nothing_is_verified(engines: Engines, plain: Result) -> None:
