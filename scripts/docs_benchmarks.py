@@ -293,6 +293,26 @@ def yes(value: bool) -> str:
     return "yes" if value else "**no**"
 
 
+def predicted_answers() -> str:
+    header = (
+        "prediction",
+        "tokens per pass",
+        "tokens per verification",
+        "passes with drafts",
+        "x without, processor time",
+    )
+    rows = []
+    for row in read("given_edits.json")["figures"]:
+        low, _, high = row["speeds"]
+        own = row["tokens_per_verification"]
+        cost = f"{row['speed']:.2f} ({low:.2f} to {high:.2f})"
+        share = f"{row['passes_with_drafts']:.1%}"
+        rows.append(
+            (row["prediction"], f"{row['tokens_per_pass']:.2f}", "" if own is None else f"{own:.2f}", share, cost)
+        )
+    return table(header, rows)
+
+
 def soak() -> str:
     return table(("what", "figure"), figures_of_soak(read("soak.json")))
 
@@ -315,6 +335,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark swift sets": swift_sets,
     "benchmark swift stream": swift_stream,
     "benchmark swift cost": swift_cost,
+    "benchmark predicted answers": predicted_answers,
     "benchmark nodes by load": nodes_by_load,
     "benchmark simulated drafts": simulated_drafts,
     "benchmark cache memory": cache_memory,

@@ -71,6 +71,13 @@ READ: dict[str, tuple[str, ...]] = {
     "To be done for a CPU: rows after the batch are marked as padding.": ("_prepare_dflash_inputs_kernel",),
     "To be done for a CPU: pages before a sliding window are hidden, and the rows that a larger batch left are "
     "cleared.": ("BlockTables.gather_block_tables",),
+    "Messages of chats are put together elsewhere, and a stream's chunks made by one generator and written by another. "
+    "Ours counts the tokens that go in, and finds the last usage in what is written or returned.": (
+        "OpenAIServingChat.chat_completion_stream_generator",
+        "OpenAIServingChat.chat_completion_full_generator",
+        "OpenAIServingCompletion.completion_stream_generator",
+        "OpenAIServingCompletion.request_output_to_completion_response",
+    ),
     "To be done for a CPU: another page size by default.": ("CpuPlatform.check_and_update_config",),
 }
 

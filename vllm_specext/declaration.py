@@ -18,6 +18,7 @@ class Reads(Enum):
     KEYS_AND_VALUES = "the target's keys and values"
     LAYERS = "the target's layers, which draft themselves"
     TEXT = "the text"
+    GIVEN = "a text that the request gives"
 
 
 class Keeps(Enum):

@@ -49,6 +49,11 @@ class MethodOptions(BaseModel):
         return False
 
     @property
+    def needs_prediction(self) -> bool:
+        """Whether nothing can be drafted for a request that gives no prediction."""
+        return False
+
+    @property
     def tree(self) -> TreeShape | None:
         """The largest draft tree, ``None`` if drafts are chains."""
         return None
@@ -312,6 +317,33 @@ class SlrsOptions(ForeignOptions):
     @property
     def samples_drafts(self) -> bool:
         return True
+
+
+class GivenOptions(MethodOptions):
+    method: Literal["given"] = "given"
+    num_speculative_tokens: int = Field(
+        32, ge=1, le=MAX_DRAFT_TOKENS, description="tokens of the prediction that are verified at once"
+    )
+    match_tokens: int = Field(
+        3,
+        ge=1,
+        le=64,
+        description="how many of the text's last tokens have to stand together in the prediction to go on from there, "
+        "after a token that it did not foretell",
+    )
+    use_prompt: bool = Field(
+        False,
+        description="whether the prompt is the prediction of requests that give none (prompt lookup)",
+    )
+
+    @property
+    def needs_prediction(self) -> bool:
+        return not self.use_prompt
+
+    @property
+    def lookahead(self) -> int:
+        """No KV slots: drafting runs no model."""
+        return 0
 
 
 class CaptureOptions(MethodOptions):

@@ -16,6 +16,7 @@ from vllm_specext.options import (
     DSparkTreeOptions,
     Eagle3TreeOptions,
     EagleTreeOptions,
+    GivenOptions,
     GriffinOptions,
     MethodOptions,
     MoAOptions,
@@ -204,6 +205,14 @@ METHODS: dict[str, Method] = {
             preparation="vllm_specext.methods.foreign_vocab.prepare:prepare",
             check="vllm_specext.methods.foreign_vocab.prepare:check",
             speculator="vllm_specext.methods.foreign_vocab.slrs:SlrsSpeculator",
+        ),
+        Method(
+            name="given",
+            summary="the request's own prediction of its answer, as editors send it; no drafter at all",
+            options=GivenOptions,
+            declares=Declaration(reads=Reads.GIVEN, keeps=Keeps.NOWHERE),
+            preparation="vllm_specext.methods.given.prepare:prepare",
+            speculator="vllm_specext.methods.given.speculator:GivenSpeculator",
         ),
     )
 }

@@ -11,15 +11,21 @@ import vllm
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
+from vllm_specext.declaration import Reads
 from vllm_specext.engine import request_keys, requests
-from vllm_specext.engine.request_keys import KNOWN, check_keys
+from vllm_specext.engine.request_keys import VLLMS, check_keys
+
+KNOWN = (requests.SWITCH, *VLLMS)
 
 MISSPELT = ["speculatoin", "Speculation", "speculation_", "spekulation", "peculation", "no_speculation"]
 OTHERS = ["speculative", "specification", "calculation", "ngram_size"]
 
 
-def config(processors: list[str] | None = None, scheduler: str | None = None) -> Any:
+def config(
+    processors: list[str] | None = None, scheduler: str | None = None, reads: Reads = Reads.HIDDEN_STATES
+) -> Any:
     return SimpleNamespace(
+        speculative_config=SimpleNamespace(declared=SimpleNamespace(reads=reads)),
         model_config=SimpleNamespace(logits_processors=processors),
         scheduler_config=SimpleNamespace(scheduler_cls=scheduler),
     )
@@ -67,10 +73,20 @@ def test_known_keys_are_accepted(extra_args: dict[str, Any] | None) -> None:
     check_keys(SamplingParams(extra_args=extra_args), config())
 
 
+def test_a_prediction_is_known_where_the_method_reads_it() -> None:
+    prediction = SamplingParams(extra_args={requests.PREDICTION: [1]})
+    check_keys(prediction, config(reads=Reads.GIVEN))
+    with pytest.raises(VLLMValidationError, match="'prediction_token_ids' is an unknown key"):
+        check_keys(prediction, config())
+    for readers in (config(reads=Reads.GIVEN), config(["module:Processor"], reads=Reads.GIVEN)):
+        with pytest.raises(VLLMValidationError, match=r"unknown key .* known are .*prediction_token_ids"):
+            check_keys(with_key("prediction_tokens_ids"), readers)
+
+
 def test_all_that_vllm_reads_is_known() -> None:
     folder = Path(vllm.__file__).parent
     reads = re.compile(r"(?:extra_args|vllm_xargs)\s*\.get\(\s*\"(\w+)\"")
     found = {key for path in folder.rglob("*.py") for key in reads.findall(path.read_text(encoding="utf-8"))}
     of_logits_processors = {"ngram_size", "window_size", "whitelist_token_ids"}
     assert of_logits_processors < found
-    assert found - of_logits_processors == set(KNOWN) - {requests.SWITCH}
+    assert found - of_logits_processors == set(VLLMS)

@@ -12,10 +12,11 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_specext.engine.requests import SWITCH
+from vllm_specext.engine.predictions import reads_predictions
+from vllm_specext.engine.requests import PREDICTION, SWITCH
 
-KNOWN = (SWITCH, "session_id", "kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
-"""Ours, and all that vLLM reads with the targets that our methods have."""
+VLLMS = ("session_id", "kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
+"""All that vLLM reads with the targets that our methods have."""
 
 SIMILAR = 0.85
 """The least ratio of ``difflib`` that counts as a misspelling. Swapped, missing, doubled or added letters give more,
@@ -26,14 +27,16 @@ def check_keys(params: SamplingParams, vllm_config: Any) -> None:
     """Raise ``VLLMValidationError`` for a key that nothing reads.
 
     Custom logits processors and custom schedulers may read keys of their own. Where there are any, only what looks like
-    a misspelling of our key is refused.
+    a misspelling of our keys is refused.
     """
+    ours = (SWITCH, PREDICTION) if reads_predictions(vllm_config.speculative_config) else (SWITCH,)
+    known = (*ours, *VLLMS)
     for key in params.extra_args or {}:
-        if key in KNOWN:
+        if key in known:
             continue
-        if get_close_matches(str(key).lower(), [SWITCH], cutoff=SIMILAR) or not _has_other_readers(vllm_config):
+        if get_close_matches(str(key).lower(), ours, cutoff=SIMILAR) or not _has_other_readers(vllm_config):
             raise VLLMValidationError(
-                f"{key!r} is an unknown key of 'vllm_xargs' ('extra_args'); known are {', '.join(KNOWN)}.",
+                f"{key!r} is an unknown key of 'vllm_xargs' ('extra_args'); known are {', '.join(known)}.",
                 parameter="extra_args",
                 value=key,
             )

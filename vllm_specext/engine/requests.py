@@ -20,10 +20,20 @@ from vllm_specext.declaration import Reads
 SWITCH = "speculation"
 """Key of ``SamplingParams.extra_args`` (``vllm_xargs`` of the OpenAI API), false for a request without drafts."""
 
+PREDICTION = "prediction_token_ids"
+"""Key of ``SamplingParams.extra_args``: the target's tokens that the answer is expected to have."""
+
 MAX_ALLOWED_TOKENS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 128
 """Most entries that the sampler's buffers hold, as ``VLLM_MAX_BAD_WORDS_TOTAL_TOKENS`` is for bad words."""
+
+
+class TokenIds(list[int]):
+    """Token ids that logs show the number of: they are a user's text, and many."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} token ids>"
 
 
 class Drafting(IntEnum):
@@ -48,12 +58,26 @@ def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Draft
     return Drafting.CHAIN if needs_chain else Drafting.TREE
 
 
-def drafting_for(request: Any, reads: Reads, custom_processors: bool) -> Drafting:
+def prediction_of(params: SamplingParams | None) -> list[int] | None:
+    """The prediction of a request with ``params``; ``None`` where it has none."""
+    return None if params is None else (params.extra_args or {}).get(PREDICTION)
+
+
+def shorten_in_logs(params: SamplingParams | None) -> None:
+    """Have logs show how long the prediction of a request with ``params`` is, and not what it says."""
+    if params is not None and params.extra_args and PREDICTION in params.extra_args:
+        params.extra_args[PREDICTION] = TokenIds(params.extra_args[PREDICTION])
+
+
+def drafting_for(request: Any, reads: Reads, custom_processors: bool, needs_prediction: bool = False) -> Drafting:
     """The most that a method that ``reads`` this may draft for ``request``, vLLM's ``Request`` or ``NewRequestData``.
 
-    A method that reads the text drafts nothing after a prompt of embeddings, which has no text.
+    A method that reads the text drafts nothing after a prompt of embeddings, which has no text; one that
+    ``needs_prediction`` drafts nothing without.
     """
     if reads is Reads.TEXT and request.prompt_embeds is not None:
+        return Drafting.OFF
+    if needs_prediction and not prediction_of(request.sampling_params):
         return Drafting.OFF
     return drafting_of(request.sampling_params, custom_processors)
 

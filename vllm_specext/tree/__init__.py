@@ -1,1 +1,1 @@
-"""Drafts as trees, without any engine: torch only. A chain is the tree of one path."""
+"""Drafts as trees, without any engine: torch and numpy only. A chain is the tree of one path."""

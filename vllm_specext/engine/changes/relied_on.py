@@ -108,6 +108,7 @@ RELIED_ON: dict[str, str] = {
     "vllm.compilation.cudagraph_pool:capture_pool": "pool vllm_config",
     "vllm.distributed.parallel_state:graph_capture": "device",
     "vllm.ir.op:IrOp.set_priority": "self priority",
+    "vllm.renderers.base:BaseRenderer.tokenize_prompt_async": "self prompt params",
     f"{_RUNNER}.block_table:BlockTables.append_block_ids": "self req_index new_block_ids overwrite",
     f"{_RUNNER}.spec_decode.rejection_sampler:RejectionSampler.__call__": (
         "self logits input_batch draft_logits invalid_drafts"

@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
+from vllm_specext.engine.hooks.prediction_patches import wrap_predictions
 
 
 def wrap_sampling_params() -> None:
@@ -20,6 +21,7 @@ def wrap_front_end() -> None:
 
     wrap(InputProcessor, "process_inputs", _process_inputs)
     wrap(StatLoggerManager, "__init__", _initialize_stat_loggers)
+    wrap_predictions()
 
 
 @replaces(
@@ -66,12 +68,14 @@ def _validate_spec_decode(original: Callable) -> Callable:
 def _process_inputs(original: Callable) -> Callable:
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         from vllm_specext.engine.config import is_ours
+        from vllm_specext.engine.predictions import check_prediction
         from vllm_specext.engine.request_keys import check_keys
         from vllm_specext.engine.requests import check_room
 
         request = original(self, *args, **kwargs)
         if request.sampling_params is not None and is_ours(self.vllm_config.speculative_config):
             check_keys(request.sampling_params, self.vllm_config)
+            check_prediction(request.sampling_params, self.vllm_config.model_config)
             check_room(request.sampling_params)
         return request
 

@@ -19,7 +19,7 @@ from vllm.v1.request import Request
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.config import is_ours
-from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors
+from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors, shorten_in_logs
 from vllm_specext.engine.scheduler.kept_costs import KeptCosts
 from vllm_specext.engine.scheduler.measured_drafts import MeasuredDrafts
 
@@ -49,13 +49,15 @@ class DraftLimits(_Scheduler):
     def __init__(self, vllm_config: Any, **others: Any) -> None:
         super().__init__(vllm_config=vllm_config, **others)
         self._reads = vllm_config.speculative_config.declared.reads
+        self._needs_prediction = vllm_config.speculative_config.options.needs_prediction
         self._tree = vllm_config.speculative_config.tree
         self._custom_processors = has_custom_processors(vllm_config.model_config)
         # Most drafted tokens of each request that has a limit of its own.
         self._draft_limits: dict[str, int] = {}
-        if self._tree is not None and self.dynamic_sd_lookup is None:
+        if (self._tree is not None or self._needs_prediction) and self.dynamic_sd_lookup is None:
             # With a schedule, vLLM does not pad the first decoding step of a request to the full number of drafted
-            # tokens; the padding would pass for the tree of whatever request had the slot before.
+            # tokens; the padding would pass for the tree of whatever request had the slot before, and be verified for
+            # requests without a prediction.
             self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.scheduler_config.max_num_seqs + 1)
         self.measured_drafts: MeasuredDrafts | None = None
         if vllm_config.speculative_config.adapts:
@@ -66,6 +68,7 @@ class DraftLimits(_Scheduler):
             self.measured_drafts = MeasuredDrafts(self.dynamic_sd_lookup, sizes, self._tree, device_type, kept)
 
     def add_request(self, request: Request) -> None:
+        shorten_in_logs(request.sampling_params)
         super().add_request(request)
         if request.request_id in self.requests:
             self._note_draft_limit(self.requests[request.request_id])
@@ -109,7 +112,7 @@ class DraftLimits(_Scheduler):
         self._draft_limits.pop(request.request_id, None)
 
     def _note_draft_limit(self, request: Request) -> None:
-        drafting = drafting_for(request, self._reads, self._custom_processors)
+        drafting = drafting_for(request, self._reads, self._custom_processors, self._needs_prediction)
         if drafting is Drafting.OFF:
             self._draft_limits[request.request_id] = 0
         elif drafting is Drafting.CHAIN and self._tree is not None:

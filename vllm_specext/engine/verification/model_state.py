@@ -1,6 +1,7 @@
 """vLLM's per-model state with our verification in place of its rejection sampler, and with draft trees where the
 configuration asks for them."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -42,11 +43,21 @@ def _noting_drafting(base: Any) -> Any:
             super().__init__(*args)
             self.drafting = np.full(self.max_num_reqs, Drafting.TREE)
             self._custom_processors = has_custom_processors(self.model_config)
+            self._told: Callable[[int, Any], None] | None = None
+
+        def tell(self, listener: Callable[[int, Any], None]) -> None:
+            """Have a speculator that has to know more of requests than their tokens called with the slot and vLLM's
+            ``NewRequestData`` of every request that comes, or comes back."""
+            self._told = listener
 
         def add_request(self, req_index: int, new_req_data: Any) -> None:
             super().add_request(req_index, new_req_data)
-            reads = self.vllm_config.speculative_config.declared.reads
-            self.drafting[req_index] = drafting_for(new_req_data, reads, self._custom_processors)
+            config = self.vllm_config.speculative_config
+            self.drafting[req_index] = drafting_for(
+                new_req_data, config.declared.reads, self._custom_processors, config.options.needs_prediction
+            )
+            if self._told is not None:
+                self._told(req_index, new_req_data)
 
     return NotingModelState
 

@@ -22,6 +22,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
+from vllm_specext.engine.drafting.new_tokens import NewTokens
 from vllm_specext.engine.drafting.recorded_passes import RecordedPasses
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
@@ -168,21 +169,14 @@ class ForeignSpeculator(StepSpeculator):
     def _follow(self, step: Step) -> list[int]:
         """Take what the texts have grown by; the places of the requests that have sampled a token in this step and want
         drafts."""
-        batch, ids = step.batch, self.req_states.all_token_ids.gpu
-        width = self.num_speculative_steps + 1
-        lengths = step.lengths() + 1
-        where = (lengths[:, None] - width + torch.arange(width, device=self.device)).clamp(min=0)
-        newest = ids[batch.idx_mapping[:, None], where.clamp(max=ids.shape[1] - 1)]
-        told = torch.cat((step.num_sampled[: step.requests, None], lengths[:, None], newest), dim=1).cpu().numpy()
-        drafts = self.model_state.drafting[batch.idx_mapping_np] != Drafting.OFF
-        places: list[int] = np.flatnonzero((told[:, 0] > 0) & drafts).tolist()
+        batch = step.batch
+        new = NewTokens(step, self.req_states.all_token_ids.gpu, self.num_speculative_steps + 1)
+        wanted = self.model_state.drafting[batch.idx_mapping_np] != Drafting.OFF
+        places: list[int] = new.decided[wanted[new.decided]].tolist()
         grown = []
         for place in places:
-            slot, length = int(batch.idx_mapping_np[place]), int(told[place, 1])
-            text = self._text(slot, batch.req_ids[place], length)
-            new = length - text.known
-            tail = told[place, 2:] if new <= width else ids[slot, text.known : length].cpu().numpy()
-            grown.append((text, tail[-new:].tolist()))
+            text = self._text(int(batch.idx_mapping_np[place]), batch.req_ids[place], int(new.lengths[place]))
+            grown.append((text, new.after(place, text.known)))
         self.in_threads(Text.grow, grown)
         return places
 

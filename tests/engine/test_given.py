@@ -1,0 +1,120 @@
+"""Predicted answers on the real engine: the tokens of plain decoding whatever is predicted; the faults below must break
+that."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import AGAIN, ROUND, Result
+from tests.engine.test_lossless import FEW, differing
+from vllm_specext.engine.requests import PREDICTION
+
+Engines = Callable[..., Result]
+GIVEN: dict[str, Any] = {"speculative_config": {"method": "given", "adaptive_drafts": False}}
+TIGHT: dict[str, Any] = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 18}
+"""Less room than for other methods: predicted answers are soon done."""
+VOCABULARY = 2048
+
+
+def edited(answer: list[int], chance: random.Random) -> list[int]:
+    """Three places of the answer changed: a token replaced, some left out, some put in."""
+    made = list(answer)
+    for change in range(min(3, len(made) // 6)):
+        place = chance.randrange(len(made) - 2)
+        made[place : place + (1, 2, 0)[change]] = [chance.randrange(VOCABULARY) for _ in range((1, 0, 3)[change])]
+    return made
+
+
+def prediction(kind: int, answer: list[int], chance: random.Random) -> list[int] | None:
+    """By ``kind``: the answer itself, edited, nonsense, the answer after other text and before more, or none."""
+    nonsense = [chance.randrange(VOCABULARY) for _ in range(40)]
+    return (answer, edited(answer, chance), nonsense, [*nonsense, *answer, *nonsense], None)[kind]
+
+
+KINDS, NONSENSE = 5, 2
+
+
+def predicting(asked: list[dict[str, Any]], answers: list[dict[str, Any]], kind: int | None = None) -> list[dict]:
+    """The same requests with predictions of every kind, or of one."""
+    chance = random.Random(1)
+    made = []
+    for index, (one, answer) in enumerate(zip(asked, answers, strict=True)):
+        given = prediction(index % KINDS if kind is None else kind, answer["ids"], chance)
+        extra = {} if given is None else {PREDICTION: given}
+        sampling = one["sampling"] | {"extra_args": one["sampling"].get("extra_args", {}) | extra}
+        made.append(one | {"sampling": sampling})
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain(engines: Engines) -> Result:
+    return engines({})
+
+
+@pytest.fixture(scope="module")
+def rounds(plain: Result) -> list[list[dict[str, Any]]]:
+    answers = plain["outputs"]
+    return [predicting(ROUND, answers[: len(ROUND)]), predicting(AGAIN, answers[len(ROUND) :])]
+
+
+def accepted(result: Result) -> float:
+    return float(result["counters"]["vllm:spec_decode_num_accepted_tokens"])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("llm", [{}, TIGHT], ids=["roomy", "tight"])
+def test_predictions_give_the_tokens_of_plain_decoding(
+    engines: Engines, plain: Result, rounds: list[Any], llm: dict[str, Any], asynchronous: bool
+) -> None:
+    result = engines(GIVEN | llm, rounds=rounds, keep_async=asynchronous)
+    assert result["async"] == asynchronous
+    assert differing(result, plain) == []
+    assert accepted(result) > 300
+    assert result["counters"]["vllm:prefix_cache_hits"] > 0
+    assert (result["counters"]["vllm:num_preemptions"] > 0) == bool(llm)
+
+
+@pytest.mark.parametrize("kind", range(KINDS - 1), ids=["answer", "edited", "nonsense", "within"])
+def test_one_kind_of_prediction_for_all(engines: Engines, plain: Result, kind: int) -> None:
+    """Tokens per verification are those that the prediction allows: 33 at most. Nonsense is hardly ever drafted."""
+    few = predicting(FEW, plain["outputs"][: len(FEW)], kind)
+    result = engines(GIVEN, rounds=[few])
+    assert differing(result, {"outputs": plain["outputs"][: len(FEW)]}) == []
+    verifications = result["counters"]["vllm:spec_decode_num_drafts"]
+    if kind == NONSENSE:
+        assert verifications < 5
+    else:
+        assert (10, 4, None, 4)[kind] < 1 + accepted(result) / verifications <= 33
+
+
+def test_without_predictions_nothing_is_verified(engines: Engines, plain: Result) -> None:
+    result = engines(GIVEN, rounds=[FEW])
+    assert differing(result, {"outputs": plain["outputs"][: len(FEW)]}) == []
+    assert result["counters"]["vllm:spec_decode_num_drafts"] == 0
+
+
+@pytest.mark.parametrize("sabotage", ["shift_target_positions", "accept_every_draft"])
+def test_a_deliberate_fault_is_noticed(engines: Engines, plain: Result, sabotage: str) -> None:
+    few = predicting(FEW, plain["outputs"][: len(FEW)], kind=1)
+    faulty = engines(GIVEN, rounds=[few], sabotage=sabotage)
+    assert differing(faulty, {"outputs": plain["outputs"][: len(FEW)]}) != []
+
+
+def test_predictions_follow_the_load_when_speed_is_measured(engines: Engines, plain: Result, rounds: list[Any]) -> None:
+    """As many tokens are drafted as the scheduler chooses, drawn here from all that it may."""
+    adaptive = {"speculative_config": {"method": "given"}}
+    result = engines(adaptive, rounds=rounds, sabotage="draw_sizes")
+    assert differing(result, plain) == []
+    assert accepted(result) > 100
+
+
+def test_prompts_serve_as_predictions_where_none_is_given(engines: Engines, plain: Result, rounds: list[Any]) -> None:
+    """Prompt lookup, beside requests with predictions and alone."""
+    looking = {"speculative_config": GIVEN["speculative_config"] | {"use_prompt": True, "match_tokens": 2}}
+    assert differing(engines(looking | TIGHT, rounds=rounds, keep_async=True), plain) == []
+    alone = engines(looking, rounds=[FEW])
+    assert differing(alone, {"outputs": plain["outputs"][: len(FEW)]}) == []
+    assert alone["counters"]["vllm:spec_decode_num_drafts"] > 20
+    assert accepted(alone) > 3  # the prompts are repeated little
