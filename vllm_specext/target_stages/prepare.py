@@ -52,11 +52,12 @@ def work(folder: Path, say: Say) -> None:
         features = FeatureFolder(answers, folder / FEATURES, record.target_hash, source)
         say("the target answers" if settings.answers != "given" else "the target reads the answers that are given")
         stats = prepare(wanted, template, folder / DATA, features, features.keep)
+        missing = list(features.missing)
         if settings.stream:
             say("the target reads the rows that are held out")
             held_out = list(read_data(folder / DATA, "valid"))
-            features.missing += engine.write(folder / FEATURES / HELD_OUT, held_out, record.target_hash, source)
-    lost = f"; {len(features.missing)} rows had no room for their states" if features.missing else ""
+            missing += engine.write(folder / FEATURES / HELD_OUT, held_out, record.target_hash, source)
+    lost = f"; {len(missing)} rows had no room for their states" if missing else ""
     say(
         f"{stats['train']['rows']} rows to train on, {stats['valid']['rows']} held out, "
         f"{stats['train']['loss_tokens']} tokens to learn{lost}"
