@@ -86,8 +86,10 @@ def test_what_is_loaded_from_elsewhere_would_be_found(fault: str, tmp_path: Path
 
 def test_it_has_what_the_markdown_page_has(tmp_path: Path) -> None:
     results = with_stock()
-    text = written(results, tmp_path)
-    content = page(results, header(WORK, BUSY), {})
+    head = header(WORK, BUSY)  # which has the time
+    write(results, head, tmp_path)
+    text = (tmp_path / f"{results.name}.html").read_text(encoding="utf-8")
+    content = page(results, head, {})
     read = Read(text)
     assert read.cells == [*content.titles, *(cell for line in content.lines for cell in line)]
     shown = " ".join(read.shown.split())

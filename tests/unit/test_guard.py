@@ -74,11 +74,12 @@ def test_every_method_of_vllms_that_we_override_is_checked() -> None:
         import vllm_specext.engine, vllm_specext.methods
         from vllm_specext.engine.changes import guard
         from vllm_specext.engine.verification import model_state
+        from vllm_specext.engine.verification.noted_requests import noting_requests
         from vllm_specext.engine.scheduler.scheduling import with_draft_limits
 
         checked = {path.replace(":", ".") for path in guard.signatures()}
         classes = {with_draft_limits(Scheduler), model_state._for_trees(DefaultModelState)}
-        classes.add(model_state._noting_drafting(DefaultModelState))
+        classes.add(noting_requests(DefaultModelState))
         classes.add(model_state._for_chains(DefaultModelState, model_state.TargetOnlyVerifier))
         for package in (vllm_specext.engine, vllm_specext.methods):
             for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):

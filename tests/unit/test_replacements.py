@@ -67,6 +67,10 @@ OURS = {
     ("engine/standalone/drafter.py", "compilation", "static_all_moe_layers"),
     ("engine/standalone/drafter.py", "compilation", "traced_files"),
     ("methods/moa/serving.py", "unscaled", "rope_parameters"),
+    # One request's own values, in functions that are marked, or before vLLM has seen them.
+    ("engine/requests.py", "params", "extra_args"),
+    ("engine/served_predictions.py", "request", "vllm_xargs"),
+    ("engine/served_predictions.py", "usage", "completion_tokens_details"),
     # Python's and other libraries'.
     ("cli/bench_options.py", "command", "__name__"),
     ("cli/bench_options.py", "command", "__doc__"),

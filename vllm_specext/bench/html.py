@@ -22,13 +22,13 @@ BAR = "speed-up"
 def html(content: Page, folder: Path) -> str:
     """``content`` with the pictures in ``folder`` written into it."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["sentence"] = sentence
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         page=content,
         rows=rows(content),
         pictures={title: data_uri(folder / file) for title, file in content.pictures.items()},
         words=WORDS,
+        sentence=sentence,
     )
 
 

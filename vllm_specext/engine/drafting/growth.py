@@ -35,20 +35,29 @@ class Roots:
     """KV slot of the first drafted node, counted within the request, ``[R]`` int64."""
     written: Tensor
     """Whether keys and values are kept, ``[R]`` bool."""
+    itself: Tensor
+    """A row that sees itself alone, as bits, ``[1, 1, 1]`` int32."""
 
     @classmethod
     def buffers(cls, requests: int, device: torch.device) -> "Roots":
         starts = torch.zeros(requests, dtype=torch.int64, device=device)
-        return cls(starts, torch.zeros(requests, dtype=torch.bool, device=device))
+        itself = torch.ones(1, 1, 1, dtype=torch.int32, device=device)
+        return cls(starts, torch.zeros(requests, dtype=torch.bool, device=device), itself)
 
     def part(self, requests: int) -> "Roots":
         """The first so many ``requests``."""
-        return Roots(self.starts[:requests], self.written[:requests])
+        return Roots(self.starts[:requests], self.written[:requests], self.itself)
 
     def take(self, starts: Tensor, written: bool) -> None:
         """Fill in the first requests."""
         self.starts[: len(starts)] = starts
         self.written[: len(starts)] = written
+
+    def nodes(self, ids: Tensor, root_slots: int) -> Nodes:
+        """The roots ``ids`` ``[R]`` as a row each, at their own KV slots, which are ``root_slots`` before the trees."""
+        root = self.starts[:, None] - root_slots
+        visible = self.itself.expand(len(ids), 1, 1)
+        return Nodes(ids[:, None], root, root, self.written[:, None], root[:, 0], visible)
 
     def mask(self, first: int, end: int, root_slots: int) -> None:
         """Make requests ``first`` to ``end`` padding: they begin with a root, and nothing is kept."""

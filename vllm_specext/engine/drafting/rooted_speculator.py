@@ -13,7 +13,6 @@ from vllm.config.compilation import CUDAGraphMode
 
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
 from vllm_specext.engine.drafting.growth import Roots, TreeGrower
-from vllm_specext.engine.drafting.node_passes import Nodes
 from vllm_specext.engine.drafting.paths import PathInputs
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
@@ -35,8 +34,6 @@ class RootedSpeculator(StepSpeculator):
         self.roots = Roots.buffers(requests, device)
         self.root_ids = torch.zeros(requests, dtype=torch.int64, device=device)
         """The last sampled tokens, ``[R]``."""
-        self.itself = torch.ones(1, 1, 1, dtype=torch.int32, device=device)
-        """A row that sees itself alone, as bits."""
         self.paths = PathInputs.buffers(requests, shape.depth + 1, device)
         self.grower = TreeGrower(self.grow, self.max_model_len)
         self.draft_graphs: Graphs | None = None
@@ -57,19 +54,6 @@ class RootedSpeculator(StepSpeculator):
     def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
         """As `growth.Grow`."""
         raise NotImplementedError
-
-    def root_nodes(self, requests: int) -> Nodes:
-        """The roots as a row each, at their own KV slots."""
-        roots = self.roots.part(requests)
-        root = roots.starts[:, None] - self.root_slots
-        return Nodes(
-            ids=self.root_ids[:requests, None],
-            positions=root,
-            slots=root,
-            written=roots.written[:, None],
-            prefix_lens=root[:, 0],
-            visible=self.itself.expand(requests, 1, 1),
-        )
 
     def rehearse_rows(self, step: Step) -> None:
         """Compute what ``keep_rows`` does without caches, for vLLM to see how much memory it takes."""

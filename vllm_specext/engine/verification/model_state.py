@@ -1,11 +1,9 @@
 """vLLM's per-model state with our verification in place of its rejection sampler, and with draft trees where the
 configuration asks for them."""
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from vllm.config import get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
@@ -16,8 +14,8 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
-from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors
 from vllm_specext.engine.verification.attention import wrap_target_layers
+from vllm_specext.engine.verification.noted_requests import noting_requests
 from vllm_specext.engine.verification.sampler import TargetOnlyVerifier, TreeVerifier
 from vllm_specext.engine.verification.scoring import DrawnDraftVerifier, ScoringVerifier
 from vllm_specext.engine.verification.tree_states import TreeStates
@@ -27,39 +25,10 @@ from vllm_specext.engine.verification.tree_steps import TreeSteps
 def with_our_verification(base: Any, config: Any) -> type[ModelState]:
     """Subclass of ``base``, the state vLLM chose for the target; ``config`` is the ``SpecExtConfig``. Drafts that are
     drawn with probabilities of their own are verified by vLLM's rule."""
-    base = _noting_drafting(base)
+    base = noting_requests(base)
     if config.tree is not None:
         return _for_trees(base)
     return _for_chains(base, DrawnDraftVerifier if config.options.samples_drafts else TargetOnlyVerifier)
-
-
-@cache
-def _noting_drafting(base: Any) -> Any:
-    class NotingModelState(base):
-        drafting: np.ndarray
-        """What each request slot may be drafted, ``Drafting`` values ``[S]``."""
-
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self.drafting = np.full(self.max_num_reqs, Drafting.TREE)
-            self._custom_processors = has_custom_processors(self.model_config)
-            self._told: Callable[[int, Any], None] | None = None
-
-        def tell(self, listener: Callable[[int, Any], None]) -> None:
-            """Have a speculator that has to know more of requests than their tokens called with the slot and vLLM's
-            ``NewRequestData`` of every request that comes, or comes back."""
-            self._told = listener
-
-        def add_request(self, req_index: int, new_req_data: Any) -> None:
-            super().add_request(req_index, new_req_data)
-            config = self.vllm_config.speculative_config
-            self.drafting[req_index] = drafting_for(
-                new_req_data, config.declared.reads, self._custom_processors, config.options.needs_prediction
-            )
-            if self._told is not None:
-                self._told(req_index, new_req_data)
-
-    return NotingModelState
 
 
 @cache

@@ -78,7 +78,8 @@ class LanguageModelSpeculator(RootedSpeculator):
 
     def _read_roots(self, requests: int, longest: int) -> Tensor:
         """``[R, d]``"""
-        return self.passes(self.root_nodes(requests), 1, longest + self.root_slots)[0]
+        nodes = self.roots.part(requests).nodes(self.root_ids[:requests], self.root_slots)
+        return self.passes(nodes, 1, longest + self.root_slots)[0]
 
     def _read_paths(self, requests: int, longest: int) -> Tensor:
         """``[R, d]`` of the roots, after the accepted paths."""

@@ -86,7 +86,8 @@ class MoASpeculator(RootedSpeculator):
     def _start(self, requests: int, reads_paths: bool, longest: int) -> FirstLevel:
         if reads_paths:
             self.keep_paths(requests)
-        features, _ = self.passes(self.root_nodes(requests), 1, longest + self.root_slots)
+        nodes = self.roots.part(requests).nodes(self.root_ids[:requests], self.root_slots)
+        features, _ = self.passes(nodes, 1, longest + self.root_slots)
         return FirstLevel(*self._best(features, self.sizes.largest.top_k), features=None)
 
     def _best(self, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -106,7 +107,7 @@ class MoASpeculator(RootedSpeculator):
             by_layer[verified] = replace(
                 rows,
                 prefix_lens=(self.roots.starts[:requests] - self.root_slots - 1).clamp(min=0),
-                visible=self.itself.expand(requests, width, 1),
+                visible=self.roots.itself.expand(requests, width, 1),
                 num_nodes=1,
             )
         return by_layer
