@@ -29,6 +29,11 @@ def griffin(target: str, name: str) -> Released:
     return Released(target, "griffin", (f"husj576/GRIFFIN-{name}",))
 
 
+def foreign(target: str, drafter: str) -> tuple[Released, ...]:
+    """A language model with a tokenizer of its own."""
+    return Released(target, "slem", (drafter,)), Released(target, "tli", (drafter,))
+
+
 def of_deepspec(target: str, name: str, dflash: Iterable[str] = ()) -> tuple[Released, ...]:
     """DFlash and DSpark by the same authors on the same text."""
     return (
@@ -112,7 +117,9 @@ RELEASED = (
     griffin("Qwen/Qwen2-7B-Instruct", "qwen2-instruct-7B"),
     eagle("Qwen/Qwen2-7B-Instruct", "yuhuili/EAGLE-Qwen2-7B-Instruct"),
     eagle("Qwen/Qwen2.5-14B-Instruct", "Zjcxy-SmartAI/Eagle-Qwen2.5-14B-Instruct"),
+    *foreign("Qwen/Qwen2.5-1.5B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
     Released("Qwen/Qwen2.5-7B-Instruct", "draft-model-tree", ("Qwen/Qwen2.5-0.5B-Instruct",)),
+    *foreign("Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"),
     eagle3("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3"),
     eagle3("google/gemma-4-12B-it", "deepseek-ai/eagle3_gemma4_12b_ttt7"),
     eagle3("mistralai/Mistral-Small-24B-Instruct-2501", "cvalgian/EAGLE3-Mistral-Small-24B-Instruct-2501"),
