@@ -31,7 +31,7 @@ from vllm_specext.training.gradients import totals
 from vllm_specext.training.griffin.train import GriffinRecipe, GriffinStep
 from vllm_specext.training.loop import fit
 from vllm_specext.training.packs import PackedBatches
-from vllm_specext.training.processes import process_group
+from vllm_specext.training.processes import ending_at_once
 from vllm_specext.training.rows import FeatureRow
 from vllm_specext.training.run import Run
 from vllm_specext.training.step import Progress, Sums
@@ -187,8 +187,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     into, *names = sys.argv[1:]
     rank = int(os.environ["RANK"])
-    with process_group():
+    with ending_at_once():
         for wanted in names:
             made = scenario(wanted, Path(into), rank)
             value = {"message": json.dumps(made)} if isinstance(made, str) else {"weights": made}
             torch.save(value, Path(into) / f"{wanted}-{rank}.pt")
+        sys.exit()

@@ -21,7 +21,7 @@ from vllm_specext.training.pipeline.stage_process import Say, run_stage
 from vllm_specext.training.pipeline.streaming import streamed_rows
 from vllm_specext.training.pipeline.target import read_target
 from vllm_specext.training.pipeline.text_rows import TextRows
-from vllm_specext.training.processes import process_group
+from vllm_specext.training.processes import ending_at_once
 from vllm_specext.training.recipes.staged import StagedKeys
 from vllm_specext.training.rows import RowSource
 from vllm_specext.training.run import Evaluation, Run
@@ -36,7 +36,7 @@ def work(folder: Path, say: Say) -> None:
     settings, method = record.settings, TRAINABLE[record.settings.method]
     init = None if settings.init is None else drafter_directory(settings.init, None, role="--init")
     drafter = method.begin(read_target(settings.target, weights=True), settings.recipe, init, this_device())
-    with process_group(), training_rows(folder, record) as rows:
+    with training_rows(folder, record) as rows:
         train(folder, record, drafter, rows, say)
 
 
@@ -119,4 +119,5 @@ def measure(method: TrainedMethod, drafter: Drafter, valid: RowSource) -> Accept
 
 
 if __name__ == "__main__":
-    run_stage(work)
+    with ending_at_once():
+        run_stage(work)
