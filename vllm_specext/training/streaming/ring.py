@@ -53,7 +53,9 @@ class Ring:
         return self.folder / f"{visit}{SUFFIX}"
 
     def note(self, process: int, pack: int) -> None:
-        """Training process ``process`` needs nothing before ``pack`` any more."""
+        """Training process ``process`` needs nothing before ``pack`` any more. Waits for the ring to be made."""
+        while not (self.folder / ALIVE).exists():
+            time.sleep(POLL)
         self._write(f"at-{process}", str(pack))
 
     def slowest(self, processes: int) -> int | None:
