@@ -21,13 +21,13 @@ def test_as_many_servers_fit_as_memory_or_the_container_allows(tmp_path: Path, m
 
 def small(folder: Path, name: str, script: str) -> Server:
     """A process that answers health checks, or does not."""
-    made = Server(folder / f"{name}.log")
+    made = Server(folder / f"{name}.log", forked=False)
     made.command = [sys.executable, "-c", script.format(host=HOST, port=made.port)]
     return made
 
 
 def test_a_server_has_its_own_environment(tmp_path: Path) -> None:
-    made = Server(tmp_path / "log", environment={"ONLY_HERE": "yes"})
+    made = Server(tmp_path / "log", environment={"ONLY_HERE": "yes"}, forked=False)
     made.command = [sys.executable, "-c", "import os; print(os.environ['ONLY_HERE'], os.environ['HF_HUB_OFFLINE'])"]
     made.launch()
     assert made.process is not None

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.arguments import ENVIRONMENT, bundled_arguments, on_gpu
 from vllm_specext.measure.bundled import TARGET
+from vllm_specext.measure.forks import Fork, fork_command
 from vllm_specext.measure.speculation import Speculation, counted
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
 HOST = "127.0.0.1"
+PROGRAM = (sys.executable, "-m", "vllm_specext")
 START_TIMEOUT = 900.0
 """Seconds until a server that still loads is given up; one takes 20 to 60, four together on two cores 60 to 120."""
 MEMORY = 5 << 29
@@ -42,7 +44,7 @@ class ServerError(ConfigurationError):
 
 class Server:
     """A server of ``target``; ``speculative`` is the ``--speculative-config``, or ``None`` for plain decoding.
-    ``environment`` is added to this process's."""
+    ``environment`` is added to this process's. ``forked``, as by default on a CPU, it finds vLLM imported."""
 
     def __init__(
         self,
@@ -53,16 +55,19 @@ class Server:
         arguments: Sequence[str] = (),
         port: int | None = None,
         environment: Mapping[str, str] | None = None,
+        forked: bool | None = None,
     ) -> None:
         self.log = log
+        self.forked = not on_gpu() if forked is None else forked
         self.environment = environment or {}
         self.port = port or free_port()
         self.url = f"http://{HOST}:{self.port}"
-        self.command = [sys.executable, "-m", "vllm_specext", "serve", str(target), "--served-model-name=bundled"]
-        self.command += [f"--host={HOST}", f"--port={self.port}", *bundled_arguments(), *arguments]
+        serve = ["serve", str(target), "--served-model-name=bundled"]
+        serve += [f"--host={HOST}", f"--port={self.port}", *bundled_arguments(), *arguments]
         if speculative is not None:
-            self.command.append(f"--speculative-config={json.dumps(speculative)}")
-        self.process: subprocess.Popen[bytes] | None = None
+            serve.append(f"--speculative-config={json.dumps(speculative)}")
+        self.command = [*PROGRAM, *serve]
+        self.process: Fork | subprocess.Popen[bytes] | None = None
         self._launched = 0.0
 
     def start(self, tell: Callable[[str], None] = lambda _: None) -> "Server":
@@ -79,13 +84,18 @@ class Server:
 
     def launch(self) -> None:
         self._launched = time.monotonic()
+        environment = {**os.environ, **ENVIRONMENT, **self.environment}
+        self.log.write_bytes(b"")
+        if self.forked:
+            self.process = fork_command(self.command[len(PROGRAM) :], environment=environment, log=self.log)
+            return
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 self.command,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **ENVIRONMENT, **self.environment},
+                env=environment,
                 start_new_session=True,
             )
 

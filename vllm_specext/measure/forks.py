@@ -1,0 +1,150 @@
+"""Processes that find vLLM imported already: they are forked from one that has done nothing but import it.
+
+The import takes more processor time than a small server's whole start, and a server imports three times: for itself,
+its engine and its worker. What runs here has a process of its own all the same: its own environment, its own patches,
+its own end. Not beside a GPU, whose driver does not survive a fork.
+"""
+
+import atexit
+import io
+import multiprocessing
+import os
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+STREAMS = (1, 2)
+"""The descriptors of standard output and standard error."""
+_get_context = multiprocessing.get_context
+_processes = _get_context("forkserver")
+_processes.set_forkserver_preload(["vllm_specext.measure.preloaded"])
+
+
+class Fork:
+    """A process that calls ``function``, a "module:name", with ``environment`` for its own and its output in files.
+    It has the part of ``subprocess.Popen`` that is used here, and leads a session."""
+
+    def __init__(
+        self,
+        function: str,
+        arguments: Sequence[Any],
+        *,
+        environment: Mapping[str, str],
+        stdout: Path,
+        stderr: Path,
+        folder: Path | None = None,
+    ) -> None:
+        _start_server()
+        self.args = function
+        files = (str(stdout), str(stderr))
+        self._process = _processes.Process(
+            target=_in_child, args=(function, tuple(arguments), dict(environment), str(folder or Path.cwd()), files)
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return code
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def fork_command(arguments: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Fork:
+    """The command ``vllm-specext`` with these ``arguments``; all that it prints goes to ``log``."""
+    return Fork(
+        "vllm_specext.measure.forks:command", [list(arguments)], environment=environment, stdout=log, stderr=log
+    )
+
+
+def command(arguments: Sequence[str]) -> None:
+    """In a fork: as the program of this name would."""
+    from vllm_specext.cli import main
+
+    # vLLM starts its engine and workers by "spawn" on a CPU, by "fork" elsewhere. By "fork" they find all imported.
+    multiprocessing.get_context = _forking
+    os.register_at_fork(after_in_child=_take_threads)
+    sys.argv = ["vllm-specext", *arguments]
+    main()
+
+
+def _start_server() -> None:
+    """From wherever this was started, it has to find this package."""
+    outer = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), outer)))
+    try:
+        with _silence():
+            forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if outer is not None:
+            os.environ["PYTHONPATH"] = outer
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Let nobody hear what a process says that is started in the block: the imports' notes, and that a server which was
+    told to end has left memory behind, which is then cleared."""
+    kept = [os.dup(stream) for stream in STREAMS]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for stream in STREAMS:
+            os.dup2(nowhere, stream)
+        yield
+    finally:
+        for stream, own in zip(STREAMS, kept, strict=True):
+            os.dup2(own, stream)
+            os.close(own)
+        os.close(nowhere)
+
+
+def _in_child(
+    function: str, arguments: tuple[Any, ...], environment: dict[str, str], folder: str, files: tuple[str, str]
+) -> None:
+    os.setsid()
+    for stream, file in zip(STREAMS, files, strict=True):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
+    for output in (sys.stdout, sys.stderr):
+        assert isinstance(output, io.TextIOWrapper)
+        output.reconfigure(line_buffering=True)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    try:
+        pkgutil.resolve_name(function)(*arguments)
+    finally:
+        atexit._run_exitfuncs()  # which processes of `multiprocessing` leave out
+
+
+def _forking(method: str | None = None) -> Any:
+    return _get_context("fork" if method == "spawn" else method)
+
+
+def _take_threads() -> None:
+    """The number that vLLM sets for a worker in the environment, which OpenMP reads in a fresh process only."""
+    import torch
+
+    if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+        torch.set_num_threads(int(threads))

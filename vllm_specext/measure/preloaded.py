@@ -1,0 +1,31 @@
+"""Imports what every engine and every ``serve`` imports before it does anything; see ``forks.py``.
+
+Nothing of this project that touches vLLM: the plug-in is loaded when and how each process loads it.
+"""
+
+import gc
+import os
+
+from vllm_specext.measure.arguments import ENVIRONMENT
+from vllm_specext.vllm_process import vllm_distribution
+
+# Read when these packages are imported.
+os.environ.update(ENVIRONMENT | {"OMP_NUM_THREADS": "1"})
+
+with vllm_distribution():
+    # The runner for CPUs replaces vLLM's kernels before others import them, and has to come first.
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        import vllm.v1.worker.cpu_worker
+
+    import vllm.entrypoints.cli.main
+    import vllm.entrypoints.cli.serve
+    import vllm.entrypoints.openai.api_server
+    import vllm.model_executor.models.llama
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.structured_output.backend_xgrammar  # noqa: F401
+    from vllm import LLM  # noqa: F401
+
+gc.collect()
+gc.freeze()  # an engine collects its own garbage several times, and need not look through all of this each time
