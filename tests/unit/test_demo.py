@@ -18,7 +18,7 @@ from vllm_specext.registry import METHODS
 PLAIN_ROWS = ["plain-stock", "plain"]
 SHORT_ROWS = [*PLAIN_ROWS, "griffin-chain", "griffin-tree", "eagle3-tree"]
 ALL_ROWS = [*SHORT_ROWS, "dflash", "dflash-tree", "moa-tree", "swift", "slem", "tli", "slrs"]
-ASKED = len(json.loads(PROMPTS.read_text())) + 1
+ASKED = run.PASSES * len(json.loads(PROMPTS.read_text())) + 1
 """Requests to a server: one to warm it up."""
 
 
@@ -113,9 +113,9 @@ def test_nothing_is_started_or_stopped_between_the_turns_of_a_comparison(faked: 
     run.run(told()[1], LONG)
     letters = "".join({"launched": "L", "asked": "a", "stopped": "S"}[what] for what, _ in faked.happened)
     assert re.fullmatch("L{7}a+S{5}L{5}a+S{5}SS", letters)
-    # After the warm-up each server's turn of four prompts is next to one of plain decoding's.
-    turns = [name for what, name in faked.happened if what == "asked"][7:19]
-    assert turns == ["plain-stock"] * 4 + ["plain"] * 4 + ["griffin-chain"] * 4
+    # After the warm-up each server's turn of eight prompts is next to one of plain decoding's.
+    turns = [name for what, name in faked.happened if what == "asked"][7:31]
+    assert turns == ["plain-stock"] * 8 + ["plain"] * 8 + ["griffin-chain"] * 8
 
 
 def test_a_speed_up_that_differs_between_turns_has_an_error() -> None:

@@ -32,7 +32,8 @@ LONG: Configurations = (*SHORT, ("dflash", DFLASH), *CONFIGURATIONS[len(SHORT) :
 """Every method, and vLLM's own chains of the DFlash drafter before our trees of it."""
 DRAFTING_AT_ONCE = 5
 """Servers with drafts beside those of plain decoding, where memory has room."""
-PROMPTS_PER_TURN = 4
+PROMPTS_PER_TURN, PASSES = 8, 2
+"""Every prompt is asked ``PASSES`` times."""
 Tell = Callable[[str, str], None]
 """A function that hears the stage of the run and what is being done in it right now."""
 
@@ -93,7 +94,8 @@ def run(tell: Tell, configurations: Configurations = SHORT, target: Path = TARGE
 def ask_in_turn(
     servers: Mapping[str, Server], prompts: list[str], tell: Callable[[str], None]
 ) -> dict[str, list[Answer]]:
-    """Ask all servers for greedy answers to ``prompts``, after one answer of each that only warms it up."""
+    """Ask all servers for greedy answers to ``prompts``, after one answer of each that only warms it up. The answers
+    are in the order of asking, which is the same for every server."""
     clients = {
         name: OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) for name, server in servers.items()
     }
@@ -107,8 +109,9 @@ def ask_in_turn(
             found.append(ask(clients[name], servers[name], prompts[place]))
         return found
 
-    every = range(len(prompts))
-    rounds = [every[first : first + PROMPTS_PER_TURN] for first in every[::PROMPTS_PER_TURN]]
+    # Prompts of one kind follow one another, and each turn asks some of every kind, so that turns can be compared.
+    a_pass = len(prompts) // PROMPTS_PER_TURN
+    rounds = [range(first, len(prompts), a_pass) for first in range(a_pass)] * PASSES
     turns = in_turns(rounds, {name: partial(ask_all, name) for name in servers}, settle=SETTLING_SECONDS)
     return {name: [answer for turn in own for answer in turn] for name, own in turns.items()}
 
@@ -139,8 +142,8 @@ def summarize(name: str, answers: list[Answer], plain: list[Answer], baseline: l
         tokens_per_second=round(speed, 1),
         speedup=round(speed / tokens_per_second(baseline), 2),
         speedup_error=round(standard_error(speedups(answers, baseline)), 3),
-        requests=len(answers),
-        looping=sum(loops),
+        requests=len(answers) // PASSES,
+        looping=sum(loops) // PASSES,
     )
 
 
