@@ -33,7 +33,7 @@ from vllm_specext.measure.speculation import Speculation
 from vllm_specext.measure.turns import Turn, in_turns, same_tokens, speedups, spread
 
 LOADS = (1, 4, MOST_REQUESTS)
-ROUNDS, TOKENS, WAVES = 7, 96, 2
+ROUNDS, TOKENS, WAVES = 7, 192, 2
 """Each load is kept up for so many waves of requests at least."""
 BASELINE, PLAIN = "eagle3", "plain"
 EAGLE3: dict[str, Any] = {"method": "eagle3", "model": str(MODELS / "eagle3"), "num_speculative_tokens": 4}

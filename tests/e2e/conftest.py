@@ -47,7 +47,8 @@ def unused(logs: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def griffin(logs: Path) -> Iterator[Server]:
-    with Server(logs / "griffin.log", GRIFFIN) as server:
+    """Started as a user's is: its engine and its worker load the plug-in themselves."""
+    with Server(logs / "griffin.log", GRIFFIN, forked=False) as server:
         yield server.start()
 
 

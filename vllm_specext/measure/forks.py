@@ -83,11 +83,16 @@ def command(arguments: Sequence[str]) -> None:
     """In a fork: as the program of this name would."""
     from vllm_specext.cli import main
 
-    # vLLM starts its engine and workers by "spawn" on a CPU, by "fork" elsewhere. By "fork" they find all imported.
-    multiprocessing.get_context = _forking
-    os.register_at_fork(after_in_child=_take_threads)
+    find_all_imported()
     sys.argv = ["vllm-specext", *arguments]
     main()
+
+
+def find_all_imported() -> None:
+    """In a fork: let the processes that it starts by "spawn" be forks of it. vLLM starts its engine and its workers so
+    on a CPU, and by "fork" elsewhere."""
+    multiprocessing.get_context = _forking
+    os.register_at_fork(after_in_child=_take_threads)
 
 
 def _start_server() -> None:

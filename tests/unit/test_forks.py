@@ -1,0 +1,76 @@
+"""Processes that find vLLM imported: their environment, output and end are their own."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vllm_specext.measure import forks
+from vllm_specext.measure.forks import Fork
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="for CPUs: nothing is forked beside a GPU")
+SECONDS = 120
+
+
+def fork(folder: Path, function: str, *arguments: object, **environment: str) -> Fork:
+    streams = folder / "out", folder / "err"
+    return Fork(
+        f"{__name__}:{function}",
+        arguments,
+        environment=os.environ | environment,
+        stdout=streams[0],
+        stderr=streams[1],
+        folder=folder,
+    )
+
+
+def say(status: int) -> None:
+    imported, leads = "vllm.v1.engine.llm_engine" in sys.modules, os.getsid(0) == os.getpid()
+    print(os.environ["ONLY_HERE"], imported, Path.cwd().name, leads)
+    print("to standard error", file=sys.stderr)
+    sys.exit(status)
+
+
+def test_a_fork_has_vllm_imported_and_its_own_environment_folder_session_and_end(tmp_path: Path) -> None:
+    assert fork(tmp_path, "say", 3, ONLY_HERE="yes").wait(SECONDS) == 3
+    assert (tmp_path / "out").read_text() == f"yes True {tmp_path.name} True\n"
+    assert (tmp_path / "err").read_text() == "to standard error\n"
+    assert "ONLY_HERE" not in os.environ
+
+
+def sleep() -> None:
+    import time
+
+    time.sleep(10 * SECONDS)
+
+
+def test_a_fork_that_goes_on_can_be_waited_for_and_ended(tmp_path: Path) -> None:
+    going_on = fork(tmp_path, "sleep")
+    with pytest.raises(subprocess.TimeoutExpired):
+        going_on.wait(0.2)
+    assert going_on.poll() is None
+    going_on.terminate()
+    assert going_on.wait(SECONDS) == going_on.returncode == -15
+
+
+def start_worker() -> None:
+    """As vLLM starts one on a CPU: by "spawn", with the number of threads in the environment."""
+    forks.find_all_imported()
+    context = multiprocessing.get_context("spawn")
+    os.environ["OMP_NUM_THREADS"] = "2"
+    worker = context.Process(target=tell_threads)
+    worker.start()
+    worker.join()
+
+
+def tell_threads() -> None:
+    print("vllm.v1.worker.cpu_worker" in sys.modules, torch.get_num_threads())
+
+
+def test_a_server_s_workers_find_all_imported_and_have_the_threads_that_they_are_given(tmp_path: Path) -> None:
+    assert fork(tmp_path, "start_worker", OMP_NUM_THREADS="1").wait(SECONDS) == 0, (tmp_path / "err").read_text()
+    assert (tmp_path / "out").read_text() == "True 2\n"
