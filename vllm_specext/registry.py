@@ -1,4 +1,4 @@
-"""The methods by name. A method is added by one entry here, its options in ``options.py`` and one folder under
+"""The methods by name. A method is added by one entry here, its options in ``options/`` and one folder under
 ``methods/``.
 
 Classes are named by path and imported when they are needed, so that listing the methods loads neither torch nor vLLM.
@@ -9,23 +9,19 @@ from importlib import import_module
 from typing import Any
 
 from vllm_specext.declaration import Declaration, Keeps, Reads
-from vllm_specext.options import (
-    CaptureOptions,
+from vllm_specext.options.base import MethodOptions
+from vllm_specext.options.capture import CaptureOptions
+from vllm_specext.options.foreign import SlemOptions, SlrsOptions, TliOptions
+from vllm_specext.options.given import GivenOptions
+from vllm_specext.options.stock import (
     DFlashTreeOptions,
     DraftModelTreeOptions,
     DSparkTreeOptions,
     Eagle3TreeOptions,
     EagleTreeOptions,
-    GivenOptions,
-    GriffinOptions,
-    MethodOptions,
-    MoAOptions,
-    MtpTreeOptions,
-    SlemOptions,
-    SlrsOptions,
-    SwiftOptions,
-    TliOptions,
 )
+from vllm_specext.options.swift import SwiftOptions
+from vllm_specext.options.trees import GriffinOptions, MoAOptions, MtpTreeOptions
 from vllm_specext.refusals import check_declaration
 
 

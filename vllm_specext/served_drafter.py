@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.source import is_path
-from vllm_specext.options import MAX_DRAFT_TOKENS, StockDrafterOptions
+from vllm_specext.options.base import MAX_DRAFT_TOKENS
+from vllm_specext.options.stock import StockDrafterOptions
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import keys, short
 

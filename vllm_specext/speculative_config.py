@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.source import check_config, check_place
-from vllm_specext.options import parse
+from vllm_specext.options.check import parse
 from vllm_specext.registry import METHODS
 
 MAX_NESTING = 32

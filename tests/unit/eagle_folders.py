@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.eagle import prepare as module
-from vllm_specext.options import Eagle3TreeOptions, EagleTreeOptions
+from vllm_specext.options.stock import Eagle3TreeOptions, EagleTreeOptions
 
 VOCABULARY, DRAFTED, D, TARGET_D, HEADS, KV_HEADS, MLP, TARGET_LAYERS, CONTEXT = 40, 24, 16, 16, 4, 2, 20, 12, 64
 WEIGHTS, BIN, INDEX = "model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"

@@ -29,7 +29,7 @@ from vllm_specext.measure.bundled import (
     TLI,
 )
 from vllm_specext.measure.plain import PLAIN, STOCK_ENVIRONMENT
-from vllm_specext.options import parse
+from vllm_specext.options.check import parse
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import check
 

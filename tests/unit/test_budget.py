@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_specext.options import GriffinOptions, MethodOptions, MoAOptions, SwiftOptions
+from vllm_specext.options.base import MethodOptions
+from vllm_specext.options.swift import SwiftOptions
+from vllm_specext.options.trees import GriffinOptions, MoAOptions
 from vllm_specext.tree.budget import (
     MANY,
     MOST_ROWS,

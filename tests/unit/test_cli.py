@@ -20,7 +20,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import CONFIGURATIONS
 from vllm_specext.measure.loops import is_loop
 from vllm_specext.measure.speculation import Speculation
-from vllm_specext.options import DrafterOptions
+from vllm_specext.options.trees import DrafterOptions
 from vllm_specext.registry import METHODS
 from vllm_specext.vllm_process import cpu_quota, set_default_threads, users_error, vllm_distribution
 

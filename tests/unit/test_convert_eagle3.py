@@ -32,7 +32,7 @@ from vllm_specext.convert.files import write as write_converted
 from vllm_specext.convert.kinds import To
 from vllm_specext.methods.eagle import prepare as module
 from vllm_specext.methods.stock.config import read_drafter
-from vllm_specext.options import Eagle3TreeOptions
+from vllm_specext.options.stock import Eagle3TreeOptions
 
 
 def numbered(tensors: Tensors) -> Tensors:

@@ -12,7 +12,7 @@ from vllm_specext.measure import server, turns
 from vllm_specext.measure.bundled import CONFIGURATIONS, PROMPTS
 from vllm_specext.measure.server import Server
 from vllm_specext.measure.speculation import Speculation
-from vllm_specext.options import parse
+from vllm_specext.options.check import parse
 from vllm_specext.registry import METHODS
 
 PLAIN_ROWS = ["plain-stock", "plain"]

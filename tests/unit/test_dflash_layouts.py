@@ -30,7 +30,7 @@ from tests.unit.eagle_folders import (
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.block import prepare as module
 from vllm_specext.methods.prepared import Prepared
-from vllm_specext.options import BlockOptions, DFlashTreeOptions, DSparkTreeOptions
+from vllm_specext.options.stock import BlockOptions, DFlashTreeOptions, DSparkTreeOptions
 
 LAYERS, BLOCK, READ, DRAFTED, RANK = 2, 8, [1, 5, 9], 24, 4
 

@@ -22,7 +22,7 @@ from tests.unit.docs_pages import PAGES, ROOT, Block, anchors, blocks, prose
 from vllm_specext.cli import app
 from vllm_specext.measure.arguments import ENVIRONMENT
 from vllm_specext.measure.server import free_port
-from vllm_specext.options import parse
+from vllm_specext.options.check import parse
 from vllm_specext.registry import METHODS
 
 THIS = Path(__file__).relative_to(ROOT).as_posix()

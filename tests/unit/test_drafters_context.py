@@ -72,7 +72,7 @@ def test_for_drafters_over_the_targets_positions_vllms_own_rule_holds(
     from vllm.config import SpeculativeConfig
 
     from vllm_specext.engine.config import SpecExtConfig
-    from vllm_specext.options import parse
+    from vllm_specext.options.check import parse
     from vllm_specext.registry import METHODS
 
     monkeypatch.setattr(SpeculativeConfig, "draft_shares_target_positions", lambda self: shares, raising=False)

@@ -13,7 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import MODELS, TARGET
 from vllm_specext.methods.stock.prepare import check
-from vllm_specext.options import Eagle3TreeOptions
+from vllm_specext.options.stock import Eagle3TreeOptions
 from vllm_specext.plugin import register
 
 EAGLE3 = {"method": "eagle3-tree", "model": str(MODELS / "eagle3"), "num_speculative_tokens": 4, "tree_top_k": 1}

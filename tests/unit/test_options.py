@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options import GriffinOptions, MethodOptions, MoAOptions, SwiftOptions, check_sizes, parse
+from vllm_specext.options.base import MethodOptions
+from vllm_specext.options.check import check_sizes, parse
+from vllm_specext.options.swift import SwiftOptions
+from vllm_specext.options.trees import GriffinOptions, MoAOptions
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.swift_sizes import GREEDY, SAMPLED
 

@@ -16,7 +16,7 @@ from vllm_specext.methods.swift.search.acceptance import AVERAGED_VERIFICATIONS
 from vllm_specext.methods.swift.search.keeping import INTERVAL, SetRecorder, logger, settled
 from vllm_specext.methods.swift.search.search import INCUMBENT_INTERVAL, SCORINGS, TOLERANCE, Search, SearchOptions
 from vllm_specext.methods.swift.search.stored import Target, read_found
-from vllm_specext.options import SwiftOptions
+from vllm_specext.options.swift import SwiftOptions
 from vllm_specext.refusals import Launch
 
 TARGET = Target("org/model", "LlamaForCausalLM", LAYERS, 512, 4096)

@@ -15,7 +15,7 @@ from benchmarks import tokens_per_verification as benchmark
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.speculation import Speculation
 from vllm_specext.measure.turns import Answer, Turn
-from vllm_specext.options import check_sizes, parse
+from vllm_specext.options.check import check_sizes, parse
 from vllm_specext.registry import METHODS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "cpu" / "tokens_per_verification.json"

@@ -10,7 +10,9 @@ from vllm_specext.bench.vllms_own import SUFFIX, draft_model_configs, has_suffix
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import ALWAYS, CHOICE, CONFIGURATIONS, DFLASH, EAGLE3_TREE, MODELS
 from vllm_specext.measure.plain import PLAIN, SEEDED_ENVIRONMENT, STOCK, STOCK_ENVIRONMENT
-from vllm_specext.options import MAX_DRAFT_TOKENS, DrafterOptions, parse
+from vllm_specext.options.base import MAX_DRAFT_TOKENS
+from vllm_specext.options.check import parse
+from vllm_specext.options.trees import DrafterOptions
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import check
 

@@ -20,7 +20,10 @@ from vllm_specext.engine.changes.guard import require_supported_vllm
 from vllm_specext.engine.registrations import register_drafter_formats, register_serving_models
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.prepared import Prepared
-from vllm_specext.options import CaptureOptions, ForeignOptions, MethodOptions, check_sizes, parse
+from vllm_specext.options.base import MethodOptions
+from vllm_specext.options.capture import CaptureOptions
+from vllm_specext.options.check import check_sizes, parse
+from vllm_specext.options.foreign import ForeignOptions
 from vllm_specext.refusals import Launch, refuse
 from vllm_specext.registry import RUNNABLE, load
 from vllm_specext.tree.budget import MANY, TreeShape, fixed_schedule, largest_schedule

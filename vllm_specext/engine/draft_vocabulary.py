@@ -8,7 +8,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import weights_file
 from vllm_specext.methods.draft_vocabulary import FILE, SIZE, choose, read_checkpoint, read_file
 from vllm_specext.methods.end_ids import end_ids
-from vllm_specext.options import SharedHeadOptions
+from vllm_specext.options.trees import SharedHeadOptions
 from vllm_specext.refusals import Launch
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_specext.options import MethodOptions
+from vllm_specext.options.base import MethodOptions
 
 
 @dataclass(frozen=True)

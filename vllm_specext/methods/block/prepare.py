@@ -11,7 +11,7 @@ from vllm_specext.methods.source import drafter_directory
 from vllm_specext.methods.stock.checkpoint import FILES, check_checkpoint
 from vllm_specext.methods.stock.config import Drafter, positions, read_drafter
 from vllm_specext.methods.stock.prepare import check_target, check_top_k, check_vocabulary, fields_of
-from vllm_specext.options import BlockOptions
+from vllm_specext.options.stock import BlockOptions
 from vllm_specext.refusals import Launch
 
 MASK_EMBEDDING = "mask_embedding.pt"

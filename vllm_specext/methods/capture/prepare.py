@@ -7,7 +7,7 @@ import torch
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.stock.prepare import check_target
-from vllm_specext.options import CaptureOptions
+from vllm_specext.options.capture import CaptureOptions
 from vllm_specext.refusals import Launch
 from vllm_specext.tree.budget import MANY
 

@@ -11,7 +11,7 @@ from vllm.distributed import get_tp_group
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.methods.capture.kept_rows import KeptRows, StepRows
-from vllm_specext.options import CaptureOptions
+from vllm_specext.options.capture import CaptureOptions
 
 
 class CaptureSpeculator(StepSpeculator):

@@ -8,7 +8,7 @@ from vllm_specext.methods.source import drafter_directory
 from vllm_specext.methods.stock.checkpoint import FILES, check_checkpoint
 from vllm_specext.methods.stock.config import Drafter, positions, read_drafter
 from vllm_specext.methods.stock.prepare import check_target, check_top_k, check_vocabulary, fields_of
-from vllm_specext.options import StockDrafterOptions
+from vllm_specext.options.stock import StockDrafterOptions
 from vllm_specext.refusals import Launch
 
 

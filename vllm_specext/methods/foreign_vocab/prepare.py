@@ -12,7 +12,7 @@ from vllm_specext.methods.foreign_vocab.small_vocabulary import why_unsuitable
 from vllm_specext.methods.foreign_vocab.tokenizers.vocabulary import SAMPLES
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import LANGUAGE_MODEL, check_config, drafter_directory
-from vllm_specext.options import ForeignOptions
+from vllm_specext.options.foreign import ForeignOptions
 from vllm_specext.refusals import Launch
 
 logger = init_logger(f"vllm.{__name__}")

@@ -1,7 +1,7 @@
 """What drafting from predictions needs before vLLM builds its configuration: nothing but its own keys."""
 
 from vllm_specext.methods.prepared import Prepared
-from vllm_specext.options import GivenOptions
+from vllm_specext.options.given import GivenOptions
 from vllm_specext.refusals import Launch
 
 

@@ -20,7 +20,7 @@ from vllm_specext.engine.drafting.new_tokens import NewTokens
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.requests import Drafting, prediction_of
-from vllm_specext.options import GivenOptions
+from vllm_specext.options.given import GivenOptions
 from vllm_specext.tree.place import Place
 
 

@@ -6,7 +6,8 @@ from vllm_specext.methods.draft_vocabulary import KEYS as VOCABULARY_KEYS
 from vllm_specext.methods.griffin.checkpoint import check_against_target, read_shape
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
-from vllm_specext.options import CHOICE_KEYS, GriffinOptions
+from vllm_specext.options.base import CHOICE_KEYS
+from vllm_specext.options.trees import GriffinOptions
 from vllm_specext.refusals import Launch
 
 

@@ -9,7 +9,7 @@ from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import LANGUAGE_MODEL, check_config, drafter_directory
 from vllm_specext.methods.stock.prepare import check as check_stock
 from vllm_specext.methods.stock.prepare import fields_of
-from vllm_specext.options import DraftModelTreeOptions
+from vllm_specext.options.stock import DraftModelTreeOptions
 from vllm_specext.refusals import Launch
 
 

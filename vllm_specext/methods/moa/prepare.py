@@ -10,7 +10,8 @@ from vllm_specext.methods.draft_vocabulary import KEYS as VOCABULARY_KEYS
 from vllm_specext.methods.moa.checkpoint import MoAShape, TargetSizes, check_against_target, read_shape
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
-from vllm_specext.options import CHOICE_KEYS, MoAOptions
+from vllm_specext.options.base import CHOICE_KEYS
+from vllm_specext.options.trees import MoAOptions
 from vllm_specext.refusals import LLAMA_LIKE, Launch
 
 

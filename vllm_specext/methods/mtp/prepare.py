@@ -4,7 +4,7 @@ trees have been run."""
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.stock.prepare import fields_of
-from vllm_specext.options import MtpTreeOptions
+from vllm_specext.options.trees import MtpTreeOptions
 from vllm_specext.refusals import Launch
 
 TARGETS = ("MiMoForCausalLM",)

@@ -16,7 +16,7 @@ from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import MAX_DIMENSION, MAX_ROPE_FACTOR, positive, read_config
-from vllm_specext.options import StockDrafterOptions
+from vllm_specext.options.stock import StockDrafterOptions
 
 CLASSES = {
     "eagle3": {

@@ -8,7 +8,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.swift.search.skip_set import num_skipped
 from vllm_specext.methods.swift.search.stored import Target, check_target, read_found
-from vllm_specext.options import SwiftOptions
+from vllm_specext.options.swift import SwiftOptions
 from vllm_specext.refusals import LLAMA_LIKE, Launch
 
 

@@ -50,7 +50,7 @@ from vllm_specext.methods.swift.search.skip_set import SkipSet, num_skipped
 from vllm_specext.methods.swift.search.stored import read_found
 from vllm_specext.methods.swift.search.suggestion import BayesianSuggester
 from vllm_specext.methods.swift.search.window import Window
-from vllm_specext.options import SwiftOptions
+from vllm_specext.options.swift import SwiftOptions
 from vllm_specext.tree.swift_sizes import NUM_CANDIDATES
 from vllm_specext.tree.topology import pack
 

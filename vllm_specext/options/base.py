@@ -1,0 +1,68 @@
+"""The keys that methods share."""
+
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vllm_specext.tree.budget import TreeShape, lookahead
+
+MAX_DRAFT_TOKENS = 256
+"""The most tokens of a draft. More never pay, and without a bound a typing error would allocate buffers for them."""
+
+
+class MethodOptions(BaseModel):
+    """The keys that all our methods share. A key that vLLM also has keeps vLLM's name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    method: str
+    num_speculative_tokens: int
+    num_speculative_tokens_per_batch_size: list[list[int]] | None = Field(
+        None,
+        description="[first batch size, last batch size, drafted tokens] per range of running requests; "
+        "when given, nothing is measured",
+    )
+    adaptive_drafts: bool = Field(
+        True,
+        description="draft as many tokens as are measured to be fastest at the load, at most num_speculative_tokens, "
+        "or none; when false, trees shrink with the load and chains do not",
+    )
+    keep_step_costs: bool = Field(
+        True,
+        description="keep what steps were measured to cost in a file of this user, for the next start on the same "
+        "machine with the same model and settings",
+    )
+
+    root_slots: ClassVar[int] = 0
+    """KV slots after the accepted prefix that the last sampled token takes in the drafter's cache."""
+
+    @property
+    def samples_drafts(self) -> bool:
+        """Whether drafted tokens are sampled, and verified with the probabilities that they were sampled with."""
+        return False
+
+    @property
+    def needs_prediction(self) -> bool:
+        """Whether nothing can be drafted for a request that gives no prediction."""
+        return False
+
+    @property
+    def tree(self) -> TreeShape | None:
+        """The largest draft tree, ``None`` if drafts are chains."""
+        return None
+
+    @property
+    def lookahead(self) -> int | None:
+        """KV slots that drafting writes, the last sampled token's first. ``None`` means one per drafted token."""
+        return None if self.tree is None else lookahead(self.tree.depth, self.tree.top_k, self.root_slots)
+
+
+CHOICE_KEYS = frozenset({"adaptive_drafts", "keep_step_costs"})
+"""Keys about the choice of the number of drafted tokens, none of which is vLLM's."""
+
+
+class CheckpointOptions(MethodOptions):
+    """The keys that methods share whose drafter is a checkpoint."""
+
+    model: str = Field(min_length=1, description="the drafter: a directory or a hub id")
+    revision: str | None = Field(None, description="branch, tag or commit of the drafter on the hub")

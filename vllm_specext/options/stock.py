@@ -1,0 +1,86 @@
+"""The keys of methods whose drafters vLLM itself can load, and drafts chains with."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from vllm_specext.options.base import MAX_DRAFT_TOKENS
+from vllm_specext.options.trees import BLOCK_DROP, NUM_DRAFTED, TOP_K, DrafterOptions
+from vllm_specext.tree.budget import TreeShape
+
+
+class StockDrafterOptions(DrafterOptions):
+    """The keys of methods whose drafters vLLM itself can load, and drafts chains with."""
+
+    stock_method: ClassVar[str]
+    """vLLM's name for the method."""
+
+    num_speculative_tokens: int = Field(59, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
+
+
+class Eagle3TreeOptions(StockDrafterOptions):
+    stock_method = "eagle3"
+
+    method: Literal["eagle3-tree"] = "eagle3-tree"
+    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
+
+
+class EagleTreeOptions(StockDrafterOptions):
+    stock_method = "eagle"
+
+    method: Literal["eagle-tree"] = "eagle-tree"
+    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
+
+
+class DraftModelTreeOptions(StockDrafterOptions):
+    stock_method = "draft_model"
+    root_slots = 1
+
+    method: Literal["draft-model-tree"] = "draft-model-tree"
+    model: str = Field(min_length=1, description="the drafter: a directory or a hub id of a causal language model")
+
+
+class BlockOptions(StockDrafterOptions):
+    """The keys that methods share whose drafters give all positions of a draft in one pass."""
+
+    root_slots = 1
+
+    tree_depth: int = Field(
+        6,
+        ge=1,
+        le=64,
+        description="depth of the draft tree: its longest path from the root; when absent, as deep as the drafter's "
+        "blocks",
+    )
+    tree_top_k: int = Field(
+        10, ge=1, le=64, description="most likely tokens of each position that trees are made of; 1 drafts a chain"
+    )
+
+    @property
+    def tree(self) -> TreeShape | None:
+        if self.tree_top_k == 1 or self.num_speculative_tokens <= self.tree_depth:
+            return None
+        return TreeShape(self.num_speculative_tokens, self.tree_depth, self.tree_top_k)
+
+    @property
+    def levels(self) -> int:
+        """Tokens that are drafted one after another."""
+        return self.num_speculative_tokens if self.tree is None else self.tree_depth
+
+    @property
+    def lookahead(self) -> int:
+        """A block: the last sampled token, and a mask token for each level."""
+        return 1 + self.levels
+
+
+class DFlashTreeOptions(BlockOptions):
+    stock_method = "dflash"
+
+    method: Literal["dflash-tree"] = "dflash-tree"
+
+
+class DSparkTreeOptions(BlockOptions):
+    stock_method = "dspark"
+
+    method: Literal["dspark-tree"] = "dspark-tree"
+    tree_top_k: int = Field(10, ge=1, le=64, description=TOP_K)

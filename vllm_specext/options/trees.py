@@ -1,0 +1,88 @@
+"""The keys of methods that grow draft trees, but for those whose drafters vLLM itself can load (``stock.py``)."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from vllm_specext.options.base import MAX_DRAFT_TOKENS, CheckpointOptions, MethodOptions
+from vllm_specext.tree.budget import TreeShape, shape_for
+
+TOP_K = (
+    "children kept per node and nodes kept per level; 1 drafts a chain; when absent, trees with fewer nodes than by "
+    "default are narrower"
+)
+
+
+BLOCK_DROP = "keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
+
+
+NUM_DRAFTED = "most drafted tokens verified at once; the chain's length when tree_top_k is 1"
+
+
+class TreeOptions(MethodOptions):
+    """The keys that methods share whose drafter grows trees."""
+
+    tree_depth: int = Field(6, ge=1, le=32, description="depth of the draft tree: its longest path from the root")
+    tree_top_k: int = Field(10, ge=1, le=64, description=TOP_K)
+    attention_backend: str | None = Field(
+        None, description="attention backend of the drafter; vLLM chooses when absent"
+    )
+
+    @property
+    def tree(self) -> TreeShape | None:
+        # A tree with no more nodes than its depth is a chain, because every level keeps at least one node.
+        if self.tree_top_k == 1 or self.num_speculative_tokens <= self.tree_depth:
+            return None
+        nodes, depth, top_k = self.num_speculative_tokens, self.tree_depth, self.tree_top_k
+        usual = type(self).model_fields["num_speculative_tokens"].default
+        if "tree_top_k" not in self.model_fields_set and nodes < usual:
+            # With the usual width, 8 nodes would hardly leave the first level, and bring less than a chain.
+            top_k = min(top_k, shape_for(nodes, TreeShape(usual, depth, top_k)).top_k)
+        return TreeShape(nodes, depth, top_k)
+
+
+class DrafterOptions(TreeOptions, CheckpointOptions):
+    """The keys that methods share whose drafter is a checkpoint and grows trees."""
+
+
+class SharedHeadOptions(DrafterOptions):
+    """The keys that methods share whose drafter scores tokens with the target's own output layer."""
+
+    draft_vocab_size: int | None = Field(
+        None,
+        ge=1,
+        description="tokens that the drafter scores and can draft: the target's special ones, then the first of "
+        "draft_vocab_file; when absent, all of the file, of the checkpoint's d2t, or of the target",
+    )
+    draft_vocab_file: str | None = Field(
+        None, min_length=1, description="file with the target's tokens, most frequent first, from vllm-specext vocab"
+    )
+
+
+class GriffinOptions(SharedHeadOptions):
+    method: Literal["griffin"] = "griffin"
+    num_speculative_tokens: int = Field(59, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
+    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
+
+
+class MoAOptions(SharedHeadOptions):
+    root_slots = 1
+
+    method: Literal["moa"] = "moa"
+    num_speculative_tokens: int = Field(62, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
+    tree_top_k: int = Field(8, ge=1, le=64, description=TOP_K)
+    target_layer_inference: int | None = Field(
+        None,
+        ge=0,
+        description="the target's last layers that run over the drafter's feature; when absent, the "
+        "checkpoint's number",
+    )
+
+
+class MtpTreeOptions(TreeOptions):
+    stock_method: ClassVar[str] = "mtp"
+
+    method: Literal["mtp-tree"] = "mtp-tree"
+    num_speculative_tokens: int = Field(24, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
+    tree_depth: int = Field(4, ge=1, le=32, description="depth of the draft tree: its longest path from the root")
+    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
