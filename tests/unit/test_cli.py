@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import vllm_specext
 from vllm_specext.cli import app, main
 from vllm_specext.cli.demo import as_table
-from vllm_specext.demo.run import Answer, summarize, write
+from vllm_specext.demo.run import PASSES, Answer, summarize, write
 from vllm_specext.engine.changes.guard import installed_vllm
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import CONFIGURATIONS
@@ -175,17 +175,17 @@ def answers(*rows: list[int], speculation: Speculation = NO_DRAFTS) -> list[Answ
 
 def test_a_row_leaves_loops_out_of_tokens_per_verification_but_not_out_of_identical(tmp_path: Path) -> None:
     varied, loop = list(range(40)), [1, 2, 3, 4] * 10
-    plain = answers(varied, loop)
+    plain = answers(varied, loop) * PASSES
     drafted = [
         *answers(varied, speculation=Speculation(20, 120, (15, 5))),
         *answers(loop, speculation=Speculation(8, 64, (8, 8))),
-    ]
+    ] * PASSES
     row = summarize("griffin-chain", drafted, plain, plain)
     assert (row.identical, row.looping, row.requests) == (True, 1, 2)
     assert (row.tokens_per_verification, row.nodes_per_verification) == (2.0, 6.0)
     assert row.accepted_per_depth == [0.75, 0.25]
     assert row.speedup == 1.0
-    different = summarize("griffin-chain", [drafted[0], *answers([*loop[:-1], 9])], plain, plain)
+    different = summarize("griffin-chain", [*drafted[:-1], *answers([*loop[:-1], 9])], plain, plain)
     assert not different.identical
     slow = [replace(answer, tokens=[7, *answer.tokens[1:]], seconds=0.75) for answer in plain]
     against_vllm = summarize("griffin-chain", drafted, plain, slow)

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = "vllm_specext.cli:main"
+"""What ``vllm-specext`` calls."""
 STREAMS = (1, 2)
 """The descriptors of standard output and standard error."""
 _get_context = multiprocessing.get_context
@@ -74,18 +76,14 @@ class Fork:
 
 def fork_command(arguments: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Fork:
     """The command ``vllm-specext`` with these ``arguments``; all that it prints goes to ``log``."""
-    return Fork(
-        "vllm_specext.measure.forks:command", [list(arguments)], environment=environment, stdout=log, stderr=log
-    )
+    return Fork(f"{__name__}:run_program", [PROGRAM, arguments], environment=environment, stdout=log, stderr=log)
 
 
-def command(arguments: Sequence[str]) -> None:
-    """In a fork: as the program of this name would."""
-    from vllm_specext.cli import main
-
+def run_program(function: str, arguments: Sequence[str]) -> None:
+    """In a fork: what a program does that calls ``function`` with these arguments in ``sys.argv``."""
     find_all_imported()
-    sys.argv = ["vllm-specext", *arguments]
-    main()
+    sys.argv = [function, *arguments]
+    pkgutil.resolve_name(function)()
 
 
 def find_all_imported() -> None:
