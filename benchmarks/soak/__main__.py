@@ -56,6 +56,11 @@ def plain_answers(folder: Path, asked: Sequence[Request], progress: Progress) ->
         return asyncio.run(answers(server.url, asked, CLIENTS, lambda: progress.advance(task)))
 
 
+def drafting_server(log: Path, speculative: dict[str, Any] | None) -> Server:
+    """Started as a user's is: how it ends is watched too."""
+    return Server(log, speculative, arguments=ARGUMENTS, forked=False).start()
+
+
 async def soak(server: Server, load: Load, seconds: float, progress: Progress) -> Watch:
     """Samples under load, and last one of the server at rest."""
     watch = Watch(server)
@@ -122,13 +127,13 @@ def run(method: str, minutes: float, folder: Path, console: Console) -> dict[str
     with bar(console) as progress:
         known = plain_answers(folder, asked, progress)
         deaths = []
-        with Server(folder / "drafts.log", speculative, arguments=ARGUMENTS).start() as server:
+        with drafting_server(folder / "drafts.log", speculative) as server:
             load = Load(server.url, asked, known)
             watch = asyncio.run(soak(server, load, 60 * minutes, progress))
             counted = speculation(server)
             told = asyncio.run(alone(server, load))
             deaths.append(kill_one(server, "Worker", asked, known))
-        with Server(folder / "second.log", speculative, arguments=ARGUMENTS).start() as server:
+        with drafting_server(folder / "second.log", speculative) as server:
             deaths.append(kill_one(server, "EngineCore", asked, known))
     return {
         "method": method,

@@ -24,6 +24,10 @@ class Reference:
         self.place: int | None = 0 if before is None else self.find(0)
         self.start = self.place or 0
         self.lost = self.foretold = 0
+        self.sure = self.longest(len(tokens) if before is None else 0)
+
+    def longest(self, foretold: int) -> int:
+        return 2 * (self.match + foretold)
 
     def find(self, lost: int) -> int | None:
         n, text = self.match, self.text[-self.match :]
@@ -34,14 +38,16 @@ class Reference:
         self.text.append(token)
         if self.place is not None and self.tokens[self.place : self.place + 1] == [token]:
             self.place, self.foretold = self.place + 1, self.foretold + 1
+            self.sure += 2
         else:
             if self.place is not None and self.place > self.start:
                 self.lost = self.place
             self.place = self.find(self.lost)
             self.start = self.start if self.place is None else self.place
+            self.sure = self.longest(0)
 
     def draft(self, count: int) -> list[int]:
-        return [] if self.place is None else self.tokens[self.place :][:count]
+        return [] if self.place is None else self.tokens[self.place :][: min(count, self.sure)]
 
 
 def place(tokens: list[int], match: int = 3, before: list[int] | None = None) -> Place:
@@ -105,7 +111,13 @@ class NeverTakesUp(Place):
     def _take_up(self) -> None: ...
 
 
-@pytest.mark.parametrize("wrong", [SearchesBefore, ForgetsTheOldest, NeverTakesUp])
+class TrustsChance(Place):
+    def _take_up(self) -> None:
+        super()._take_up()
+        self._followed = 100
+
+
+@pytest.mark.parametrize("wrong", [SearchesBefore, ForgetsTheOldest, NeverTakesUp, TrustsChance])
 def test_a_wrong_place_is_noticed(wrong: type[Place]) -> None:
     generator = np.random.default_rng(0)
     texts = [(generator.integers(0, 4, 40).tolist(), generator.integers(0, 4, 40).tolist()) for _ in range(50)]
@@ -141,6 +153,18 @@ def test_what_is_drafted_after_a_change(text: list[int], draft: list[int]) -> No
     made = place(GIVEN)
     made.follow(text)
     assert list(made.draft(3)) == draft
+
+
+def test_drafts_are_short_after_a_change_and_grow_with_what_they_foretell() -> None:
+    tokens = list(range(100, 200))
+    made = place(tokens)
+    assert len(made.draft(32)) == 32
+    made.follow([*tokens[:10], 7, *tokens[11:14]])
+    assert list(made.draft(32)) == tokens[14:20]
+    made.follow(tokens[14:21])
+    assert list(made.draft(32)) == tokens[21:41]
+    made.follow(tokens[21:42])
+    assert list(made.draft(32)) == tokens[42:74]
 
 
 def test_a_place_that_nothing_follows_is_not_where_the_thread_was_lost() -> None:

@@ -2,12 +2,17 @@
 
 While the text goes on as the given tokens say, the thread is held, and the next tokens are the draft. A token that was
 not foretold breaks it. It is taken up again where the text's last few tokens stand among the given ones: at the first
-such place that is not before the one where it was lost, else at the first of all.
+such place that is not before the one where it was lost, else at the first of all. Whether that was the right place, only
+the text can tell, so that drafts from it are short at first.
 """
 
 from collections.abc import Iterable
 
 import numpy as np
+
+GROWTH = 2
+"""A draft is at most so many times as long as what speaks for its place: the tokens by which it was found, and those
+that it foretold since. A place that was chance costs little then, and a change of the text two or three passes more."""
 
 
 class Place:
@@ -23,6 +28,7 @@ class Place:
         self._match = match
         self._next: int | None = 0
         self._taken_up = self._lost_at = 0
+        self._followed = len(self._given)  # at its beginning the text is trusted
         self._tail: list[int] = []
         self.foretold = 0
         if before is not None:
@@ -36,6 +42,7 @@ class Place:
             self._tail = [*self._tail[1 - self._match or len(self._tail) :], token]
             if self._next is not None and self._next < len(self._given) and self._given[self._next] == token:
                 self._next += 1
+                self._followed += 1
                 self.foretold += 1
                 continue
             if self._next is not None:
@@ -47,7 +54,9 @@ class Place:
 
     def draft(self, count: int) -> np.ndarray:
         """The next given tokens, int32, at most ``count``; none while the thread is lost."""
-        return self._given[:0] if self._next is None else self._given[self._next : self._next + count]
+        if self._next is None:
+            return self._given[:0]
+        return self._given[self._next : self._next + min(count, GROWTH * (self._match + self._followed))]
 
     def _take_up(self) -> None:
         if len(self._tail) < self._match:
@@ -59,3 +68,4 @@ class Place:
         if len(ends):
             later = int(np.searchsorted(ends, self._lost_at))
             self._next = self._taken_up = int(ends[later if later < len(ends) else 0])
+            self._followed = 0
