@@ -42,6 +42,12 @@ def test_a_fork_has_vllm_imported_and_its_own_environment_folder_session_and_end
     assert "ONLY_HERE" not in os.environ
 
 
+def test_beside_a_gpu_the_process_is_a_fresh_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "on_gpu", lambda: True)
+    assert fork(tmp_path, "say", 0, ONLY_HERE="yes").wait(SECONDS) == 0
+    assert (tmp_path / "out").read_text() == f"yes False {tmp_path.name} True\n"
+
+
 def sleep() -> None:
     import time
 

@@ -1,33 +1,34 @@
 """An engine in a process of its own, so that one with drafts and one without can take turns.
 
-The process is ``python -m vllm_specext.measure.engine_process`` and answers one JSON line with another. The first line
-says what to load (``arguments`` and ``speculative``, as of `Engine`) and is answered with what was loaded. Every
-further line is a turn, with the arguments of `Engine.turn`. What vLLM prints goes to standard error, so that standard
-output has the answers alone. The process ends with its standard input.
+The process first gets what to load (``arguments`` and ``speculative``, as of `Engine`) and answers with what was
+loaded. Everything else that it gets is a turn, the arguments of `Engine.turn`, and is answered with that. It ends when
+nobody is left who could ask.
 """
 
-import json
+import multiprocessing
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.arguments import ENVIRONMENT
 from vllm_specext.measure.engine import Engine
+from vllm_specext.measure.forks import Fork, take_threads
 from vllm_specext.measure.sampling import GREEDY, Sampling
-from vllm_specext.measure.speculation import Speculation
-from vllm_specext.measure.turns import Answer, Turn
+from vllm_specext.measure.turns import Turn
 from vllm_specext.vllm_process import set_default_threads, users_error, vllm_distribution
 
 
 class EngineProcess:
     """Loads when it is entered, with ``environment`` added to this process's; a load or turn that fails is a
     ``ConfigurationError`` that calls the engine ``name`` and ends with the log."""
+
+    answers = f"{__name__}:answer"
+    """The function that the process calls."""
 
     def __init__(
         self,
@@ -43,17 +44,13 @@ class EngineProcess:
         self._request = {"arguments": list(arguments), "speculative": speculative}
 
     def __enter__(self) -> "EngineProcess":
-        with self.log.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "vllm_specext.measure.engine_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={**os.environ, **ENVIRONMENT, **self.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-            )
+        environment = {**os.environ, **ENVIRONMENT, **self.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        self.log.write_bytes(b"")
+        self._connection, others = multiprocessing.Pipe()
+        with others:  # where only the process has its end, the end is seen when it dies
+            self.process = Fork(self.answers, [others], environment=environment, stdout=self.log, stderr=self.log)
         try:
-            self.facts = self._ask(self._request)
+            self.facts: dict[str, Any] = self._ask(self._request)
         except BaseException:
             self._end()
             raise
@@ -75,34 +72,22 @@ class EngineProcess:
     ) -> Turn:
         """Ask the engine as `Engine.turn` does."""
         asked = {"prompts": list(prompts), "tokens": tokens, "concurrency": concurrency, "nodes": nodes}
-        found = self._ask({**asked, "ignore_eos": ignore_eos, "sampling": asdict(sampling)})
-        told = found["speculation"]
-        return Turn(
-            [Answer(**answer) for answer in found["answers"]],
-            found["duration"],
-            Speculation(told["verifications"], told["nodes"], tuple(told["accepted"])),
-        )
+        return cast(Turn, self._ask({**asked, "ignore_eos": ignore_eos, "sampling": sampling}))
 
-    def _ask(self, value: dict[str, Any]) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
+    def _ask(self, value: dict[str, Any]) -> Any:
         try:
-            self.process.stdin.write(json.dumps(value) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
+            self._connection.send(value)
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            self.process.wait(30)
             last = "\n".join(self.log.read_text(errors="replace").rstrip().splitlines()[-20:])
-            raise ConfigurationError(f"the engine of {self.name} ended.\n{last}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise ConfigurationError(f"{self.name}: {answer['error']}")
+            raise ConfigurationError(f"the engine of {self.name} ended.\n{last}") from None
+        if isinstance(answer, ConfigurationError):
+            raise ConfigurationError(f"{self.name}: {answer}")
         return answer
 
     def _end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self._connection.close()
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
@@ -110,28 +95,22 @@ class EngineProcess:
             self.process.wait()
 
 
-def main() -> None:
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def reply(value: dict[str, Any]) -> None:
-        print(json.dumps(value), file=out, flush=True)
-
+def answer(asked: Connection) -> None:
+    """In the process: load, then take turns until the other end is closed."""
     set_default_threads()
+    take_threads()
     with vllm_distribution():
-        request = json.loads(sys.stdin.readline())
         try:
-            engine = Engine(**request)
+            engine = Engine(**asked.recv())
         except Exception as error:
             if ours := users_error(error):
-                reply({"error": str(ours)})
+                asked.send(ours)
                 return
             raise
-        reply(engine.facts())
-        for line in sys.stdin:
-            asked = json.loads(line)
-            reply(asdict(engine.turn(**asked | {"sampling": Sampling(**asked["sampling"])})))
-
-
-if __name__ == "__main__":
-    main()
+        asked.send(engine.facts())
+        while True:
+            try:
+                turn = asked.recv()
+            except EOFError:
+                return
+            asked.send(engine.turn(**turn))

@@ -2,7 +2,7 @@
 
 The import takes more processor time than a small server's whole start, and a server imports three times: for itself,
 its engine and its worker. What runs here has a process of its own all the same: its own environment, its own patches,
-its own end. Not beside a GPU, whose driver does not survive a fork.
+its own end. Beside a GPU nothing is forked, because its driver does not survive a fork: there processes are fresh ones.
 """
 
 import atexit
@@ -15,8 +15,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from vllm_specext.measure.arguments import on_gpu
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "vllm_specext.cli:main"
@@ -24,8 +27,8 @@ PROGRAM = "vllm_specext.cli:main"
 STREAMS = (1, 2)
 """The descriptors of standard output and standard error."""
 _get_context = multiprocessing.get_context
-_processes = _get_context("forkserver")
-_processes.set_forkserver_preload(["vllm_specext.measure.preloaded"])
+_forks, _fresh = _get_context("forkserver"), _get_context("spawn")
+_forks.set_forkserver_preload(["vllm_specext.measure.preloaded"])
 
 
 class Fork:
@@ -42,12 +45,15 @@ class Fork:
         stderr: Path,
         folder: Path | None = None,
     ) -> None:
-        _start_server()
         self.args = function
         files = (str(stdout), str(stderr))
-        self._process = _processes.Process(
-            target=_in_child, args=(function, tuple(arguments), dict(environment), str(folder or Path.cwd()), files)
-        )
+        given = (function, tuple(arguments), dict(environment), str(folder or Path.cwd()), files)
+        self._process: BaseProcess
+        if on_gpu():
+            self._process = _fresh.Process(target=_in_child, args=given)
+        else:
+            _start_server()
+            self._process = _forks.Process(target=_in_child, args=given)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -147,7 +153,13 @@ def _forking(method: str | None = None) -> Any:
 
 def _take_threads() -> None:
     """The number that vLLM sets for a worker in the environment, which OpenMP reads in a fresh process only."""
+    if "OMP_NUM_THREADS" in os.environ:
+        take_threads()
+
+
+def take_threads() -> None:
+    """In a fork that starts no processes: as many threads as a fresh process would have."""
     import torch
 
-    if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
-        torch.set_num_threads(int(threads))
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(int(threads) if threads.isdecimal() else len(os.sched_getaffinity(0)))

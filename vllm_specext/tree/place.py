@@ -2,8 +2,8 @@
 
 While the text goes on as the given tokens say, the thread is held, and the next tokens are the draft. A token that was
 not foretold breaks it. It is taken up again where the text's last few tokens stand among the given ones: at the first
-such place that is not before the one where it was lost, else at the first of all. Whether that was the right place, only
-the text can tell, so that drafts from it are short at first.
+such place that is not before the one where it was lost, else at the first of all. Only the text that follows can tell
+whether that was the right place, so that drafts from it are short at first.
 """
 
 from collections.abc import Iterable
