@@ -314,7 +314,23 @@ def predicted_answers() -> str:
 
 
 def soak() -> str:
-    return table(("what", "figure"), figures_of_soak(read("soak.json")))
+    return table(("what", "figure"), figures_of_soak(read("soak/griffin-tree.json")))
+
+
+def soaks() -> str:
+    """Every method's: what was compared, and memory and speed over time."""
+    header = "method", "minutes", "compared", "different", "preemptions", "MiB by quarter", "tokens/s by quarter"
+    rows = []
+    for path in sorted((RESULTS / "soak").glob("*.json")):
+        told = read(f"soak/{path.name}")
+        answered = told["requests"]["answered whole"] + told["requests"]["answered as a stream"]
+        memory, speed = (
+            ", ".join(f"{figure:.0f}" for figure in told.get(key, ()))
+            for key in ("memory_by_quarter", "tokens_per_second_by_quarter")
+        )
+        figures = f"{told['minutes']:g}", answered, len(told["differing"]), told["preemptions"], memory, speed
+        rows.append((code(told["method"]), *figures))
+    return table(header, rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -340,4 +356,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark simulated drafts": simulated_drafts,
     "benchmark cache memory": cache_memory,
     "benchmark soak": soak,
+    "benchmark soaks": soaks,
 }

@@ -68,7 +68,7 @@ FIGURES: dict[str, Draw] = {
     "cpu/ablation/ablation": of_ablation,
     "cpu/foreign": partial(of_benchmark, "cpu/foreign.json", foreign.plot),
     "cpu/step_profile": partial(of_benchmark, "cpu/step_profile.json", step_profile.plot),
-    "cpu/soak": partial(of_benchmark, "cpu/soak.json", soak.plot),
+    "cpu/soak/griffin-tree": partial(of_benchmark, "cpu/soak/griffin-tree.json", soak.plot),
     "simulated/drafts": of_simulation,
 }
 """By the figure's place under ``benchmarks/results``, without a suffix."""

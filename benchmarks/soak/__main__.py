@@ -1,11 +1,11 @@
 """Soak test: a server with drafts under mixed load, with clients that go away, messages that are wrong and a cache that
 is too small, and at the end with one of its processes killed.
 
-    python -m benchmarks.soak --minutes 15 --output benchmarks/results/cpu [--method griffin-tree]
+    python -m benchmarks.soak --minutes 60 --output benchmarks/results/cpu/soak --method griffin-tree
 
 Every finished answer must have the token ids of plain decoding, which a server without drafts has given before. Wrong
 messages must be refused with the right status, nothing may be left running, memory must not grow, and no client may
-wait for an answer that will never come. Writes ``soak.json`` and ``soak.png``; ends with status 1 and says why if
+wait for an answer that will never come. Writes ``METHOD.json`` and ``METHOD.png``; ends with status 1 and says why if
 anything of this fails.
 """
 
@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from benchmarks.soak import death, verdict
 from benchmarks.soak.clients import Load, Outcome, answers
 from benchmarks.soak.plot import plot
-from benchmarks.soak.watch import Watch, memory_by_quarter
+from benchmarks.soak.watch import Watch, memory_by_quarter, speed_by_quarter
 from benchmarks.soak.workload import Request, requests
 from vllm_specext.measure.bundled import CONFIGURATIONS
 from vllm_specext.measure.server import Server, speculation
@@ -116,6 +116,7 @@ def figures(outcome: Outcome, watch: Watch) -> dict[str, Any]:
         "memory_at_start": under_load[0].resident_mebibytes,
         "memory_at_end": afterwards.resident_mebibytes,
         "memory_by_quarter": memory,
+        "tokens_per_second_by_quarter": speed_by_quarter(under_load),
         "memory_growth": round(memory[3] / memory[1] - 1, 4) if memory[1] else 0.0,
         "afterwards": asdict(afterwards),
     }
@@ -151,7 +152,7 @@ def run(method: str, minutes: float, folder: Path, console: Console) -> dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for soak.json and soak.png")
+    parser.add_argument("--output", type=Path, required=True, help="folder for METHOD.json and METHOD.png")
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--method", choices=list(METHODS), default="griffin-tree")
     args = parser.parse_args()
@@ -163,8 +164,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="vllm-specext-soak-") as folder:
         result = run(args.method, args.minutes, Path(folder), console)
     args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "soak.json").write_text(json.dumps(result, indent=1) + "\n")
-    plot(result, args.output / "soak.png")
+    (args.output / f"{args.method}.json").write_text(json.dumps(result, indent=1) + "\n")
+    plot(result, args.output / f"{args.method}.png")
     console.print(verdict.table(result))
     found = verdict.problems(result)
     for problem in found:

@@ -29,6 +29,8 @@ class Sample:
     cache_usage: float
     """Share of the blocks that requests hold."""
     preemptions: int
+    tokens: int
+    """Generated since the server's start."""
 
 
 class Watch:
@@ -51,6 +53,7 @@ class Watch:
             int(values["vllm:num_requests_waiting"]),
             round(values["vllm:kv_cache_usage_perc"], 4),
             int(values["vllm:num_preemptions_total"]),
+            int(values["vllm:generation_tokens_total"]),
         )
 
     async def run(self) -> None:
@@ -88,6 +91,18 @@ def resident_mebibytes(server: Server) -> dict[str, float]:
 
 def memory_by_quarter(samples: Sequence[Sample]) -> list[float]:
     """Median MiB of each quarter of the time; the first is that of warming up."""
-    seen = [sample.resident_mebibytes for sample in samples]
-    quarters = [seen[len(seen) * i // 4 : len(seen) * (i + 1) // 4] for i in range(4)]
-    return [round(statistics.median(quarter), 1) if quarter else 0.0 for quarter in quarters]
+    seen = [[sample.resident_mebibytes for sample in quarter] for quarter in _quarters(samples)]
+    return [round(statistics.median(quarter), 1) if quarter else 0.0 for quarter in seen]
+
+
+def speed_by_quarter(samples: Sequence[Sample]) -> list[float]:
+    """Generated tokens per second of each quarter of the time."""
+    ends = [(quarter[0], quarter[-1]) if quarter else None for quarter in _quarters(samples)]
+    return [
+        round((end[1].tokens - end[0].tokens) / max(end[1].seconds - end[0].seconds, 1e-9), 1) if end else 0.0
+        for end in ends
+    ]
+
+
+def _quarters(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
+    return [samples[len(samples) * i // 4 : len(samples) * (i + 1) // 4] for i in range(4)]

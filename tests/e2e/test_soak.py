@@ -13,7 +13,7 @@ def soak(minutes: float, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.soak", f"--minutes={minutes}", f"--output={folder}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60 * minutes + 1200, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    result: dict[str, Any] = json.loads((folder / "soak.json").read_text())
+    result: dict[str, Any] = json.loads((folder / "griffin-tree.json").read_text())
     return result
 
 
@@ -33,4 +33,4 @@ def test_a_server_answers_like_plain_decoding_whatever_its_clients_do(minutes: f
     assert result["preemptions"] > 0
     assert result["tokens_per_verification"] > 1.4
     assert [death["killed"] for death in result["deaths"]] == ["Worker", "EngineCore"]
-    assert (tmp_path / "soak.png").stat().st_size > 0
+    assert (tmp_path / "griffin-tree.png").stat().st_size > 0

@@ -32,7 +32,7 @@ def test_the_bars_are_labelled_with_the_figures_of_the_file(tmp_path: Path) -> N
 
 def test_the_command_draws_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Path] = []
-    monkeypatch.setitem(FIGURES, "cpu/soak", drawn.append)
-    monkeypatch.setattr("sys.argv", ["docs_figures", "cpu/soak"])
+    monkeypatch.setitem(FIGURES, "cpu/soak/griffin-tree", drawn.append)
+    monkeypatch.setattr("sys.argv", ["docs_figures", "cpu/soak/griffin-tree"])
     main()
-    assert drawn == [RESULTS / "cpu" / "soak.png"]
+    assert drawn == [RESULTS / "cpu" / "soak" / "griffin-tree.png"]

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.soak.clients import Load, pieces
 from benchmarks.soak.clients import connect as connect_to
 from benchmarks.soak.verdict import problems, rows
-from benchmarks.soak.watch import Sample, memory_by_quarter
+from benchmarks.soak.watch import Sample, memory_by_quarter, speed_by_quarter
 from benchmarks.soak.workload import FAULTS, KINDS, requests
 
 DEATH: dict[str, Any] = {
@@ -77,8 +77,16 @@ def test_memory_is_not_judged_while_a_server_warms_up() -> None:
 
 
 def test_memory_is_the_median_of_each_quarter() -> None:
-    samples = [Sample(i, mebibytes, {}, 0, 0, 0, 0) for i, mebibytes in enumerate([9, 1, 1, 1, 2, 9, 2, 2, 3, 3, 3, 9])]
+    samples = [
+        Sample(i, mebibytes, {}, 0, 0, 0, 0, 0) for i, mebibytes in enumerate([9, 1, 1, 1, 2, 9, 2, 2, 3, 3, 3, 9])
+    ]
     assert memory_by_quarter(samples) == [1, 2, 2, 3]
+
+
+def test_speed_is_what_was_generated_in_each_quarter() -> None:
+    samples = [Sample(2.0 * i, 1, {}, 0, 0, 0, 0, tokens) for i, tokens in enumerate([0, 10, 20, 60, 60, 60, 70, 72])]
+    assert speed_by_quarter(samples) == [5.0, 20.0, 0.0, 1.0]
+    assert speed_by_quarter(samples[:1]) == [0.0, 0.0, 0.0, 0.0]
 
 
 def test_the_requests_are_the_same_every_time_and_of_every_kind() -> None:
