@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_specext.measure.forks import ROOT, Fork
+from vllm_specext.measure.forks import Fork
 
-__all__ = ["ROOT", "run"]
+ROOT = Path(__file__).parents[1]
 
 
 def run(

@@ -21,7 +21,6 @@ from typing import Any
 
 from vllm_specext.measure.arguments import on_gpu
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = "vllm_specext.cli:main"
 """What ``vllm-specext`` calls."""
 STREAMS = (1, 2)
@@ -52,7 +51,8 @@ class Fork:
         if on_gpu():
             self._process = _fresh.Process(target=_in_child, args=given)
         else:
-            _start_server()
+            with _silence():
+                forkserver.ensure_running()
             self._process = _forks.Process(target=_in_child, args=given)
         self._process.start()
         assert self._process.pid is not None
@@ -99,23 +99,10 @@ def find_all_imported() -> None:
     os.register_at_fork(after_in_child=_take_threads)
 
 
-def _start_server() -> None:
-    """From wherever this was started, it has to find this package."""
-    outer = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), outer)))
-    try:
-        with _silence():
-            forkserver.ensure_running()
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if outer is not None:
-            os.environ["PYTHONPATH"] = outer
-
-
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Let nobody hear what a process says that is started in the block: the imports' notes, and that a server which was
-    told to end has left memory behind, which is then cleared."""
+    """Let nobody hear what the process says that forks: the notes of what it imports, and that a server which was told
+    to end has left memory behind, which is then cleared."""
     kept = [os.dup(stream) for stream in STREAMS]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
