@@ -206,7 +206,9 @@ METHODS: dict[str, Method] = {
             name="given",
             summary="the request's own prediction of its answer, as editors send it; no drafter at all",
             options=GivenOptions,
-            declares=Declaration(reads=Reads.GIVEN, keeps=Keeps.NOWHERE),
+            declares=Declaration(
+                reads=Reads.GIVEN, keeps=Keeps.NOWHERE, bears=ANY_LANGUAGE_MODEL.bears | {"skip_tokenizer_init"}
+            ),
             preparation="vllm_specext.methods.given.prepare:prepare",
             speculator="vllm_specext.methods.given.speculator:GivenSpeculator",
         ),

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.engine.conftest import CHAIN, ROUND, Result
+from tests.engine.test_given import GIVEN, predicting
 from tests.engine.workload import EAGLE3, TARGET
 
 Engines = Callable[..., Result]
@@ -73,6 +74,14 @@ def test_trees_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(
     assert trees["v2"]
     assert differing(trees, plain) == set()
     assert trees["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
+def test_predictions_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(engines: Engines, adapter: Path) -> None:
+    (asked,) = every_other(adapter)
+    plain = engines(LORA, rounds=[asked])
+    result = engines(LORA | GIVEN, rounds=[predicting(asked, plain["outputs"])])
+    assert differing(result, plain) == set()
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 150
 
 
 def test_the_adapter_changes_its_own_requests_and_no_others(engines: Engines, adapter: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.engine.conftest import AGAIN, CHAIN, ROOMY, ROUND, TIGHT_FOR_TREES, Result, eagle3, moa, tree
 from tests.engine.embeddings import ALL, OWN, SOME
 from tests.engine.test_foreign import foreign
+from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import differing
 from tests.engine.test_swift import swift
 from tests.engine.workload import FOREIGN_BPE, GREEDY
@@ -55,6 +56,15 @@ def test_prompts_of_embeddings_have_the_tokens_of_plain_decoding(
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > least
     assert result["counters"]["vllm:prefix_cache_hits"] > 0
     assert (result["counters"]["vllm:num_preemptions"] > 0) == ("max_num_batched_tokens" in llm)
+
+
+def test_predictions_are_drafted_after_prompts_of_embeddings(engines: Engines, plain: Result) -> None:
+    answers = plain["outputs"]
+    rounds = [predicting(ROUNDS[0], answers[: len(ROUND)]), predicting(ROUNDS[1], answers[len(ROUND) :])]
+    looking = {"speculative_config": GIVEN["speculative_config"] | {"use_prompt": True}}
+    result = engines(EMBEDS | looking, rounds=rounds)
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 300
 
 
 def test_where_the_text_is_read_nothing_is_drafted_for_embeddings(engines: Engines, plain: Result) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, of_method, small, tree
 from tests.engine.test_foreign import foreign
+from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import differing
 from tests.engine.test_swift import swift
 from tests.engine.workload import DFLASH, FOREIGN_BPE, FOREIGN_BYTES, TARGET
@@ -65,6 +66,13 @@ def test_two_ranks_draft_with_a_language_model(two_ranks: Engines) -> None:
     result = two_ranks(of_method("draft-model-tree", TARGET, 24, 4))
     assert differing(result, two_ranks({})) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
+def test_two_ranks_draft_what_is_predicted(engines: Engines, two_ranks: Engines) -> None:
+    plain = two_ranks({})
+    result = engines(TWO_RANKS | GIVEN, rounds=[predicting(ASKED[0], plain["outputs"])])
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
 
 
 def test_two_ranks_draft_the_same_blocks(two_ranks: Engines) -> None:
