@@ -114,7 +114,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
     ],
-    "given": ONE_RANK,
+    "given": [],
     "slem": FOREIGN,
     "tli": FOREIGN,
     "slrs": FOREIGN,
