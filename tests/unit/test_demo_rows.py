@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,11 @@ import torch
 
 from tests.unit.docs_pages import ROOT
 from tests.unit.tiny_llama import VOCABULARY, random_rows
-from vllm_specext.demo import griffin_acceptance, make_rows
+from vllm_specext import served_drafter
+from vllm_specext.demo import griffin_acceptance, make_rows, train_bundled
+from vllm_specext.demo.train_bundled import RECIPES, SERVES
 from vllm_specext.demo.training_text import LENGTH
+from vllm_specext.measure.bundled import MODELS, TARGET
 from vllm_specext.training.data.formats import read_row
 from vllm_specext.training.data.row import Row
 from vllm_specext.training.recipes.named import read_recipe
@@ -78,3 +82,25 @@ def test_a_drafters_figures_end_the_command_with_what_is_missing(
         griffin_acceptance.main()
     assert ended.value.code == "prose greedy: 2.80 tokens per verification; expected 3.0 or more."
     assert json.loads(capsys.readouterr().out) == figures
+
+
+def test_the_bundled_drafters_recipes_are_alike_where_they_are_compared() -> None:
+    recipes = {name: read_recipe(name, str(RECIPES / f"{name}.toml"), []) for name in SERVES}
+    griffin, eagle3 = recipes["griffin"], recipes["eagle3"]
+    for key in ("steps", "learning_rates", "optimizer", "muon_factor", "mlp_size", "seed"):
+        assert getattr(griffin, key) == getattr(eagle3, key)
+    assert {recipe.tokens_of_a_step for recipe in recipes.values()} == {16 * LENGTH}
+
+
+def test_a_trained_drafter_takes_the_place_of_the_bundled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models, trained = tmp_path / "models", tmp_path / "trained"
+    shutil.copytree(MODELS / "griffin", models / "griffin")
+    shutil.copytree(MODELS / "griffin", trained)
+    served_drafter.write(trained, "griffin", str(TARGET))
+    monkeypatch.setattr(train_bundled, "MODELS", models)
+    train_bundled.keep("griffin", trained)
+    config = json.loads((models / "griffin" / "config.json").read_text())
+    named = config["speculators_config"]["verifier"]["name_or_path"]
+    assert not Path(named).is_absolute()
+    assert (models / "griffin" / named).resolve() == TARGET
+    assert (models / "griffin" / "README.md").exists()
