@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -79,7 +80,8 @@ class EngineProcess:
             self._connection.send(value)
             answer = self._connection.recv()
         except (EOFError, OSError):
-            self.process.wait(30)
+            with suppress(subprocess.TimeoutExpired):  # what it has to say comes with its end
+                self.process.wait(30)
             last = "\n".join(self.log.read_text(errors="replace").rstrip().splitlines()[-20:])
             raise ConfigurationError(f"the engine of {self.name} ended.\n{last}") from None
         if isinstance(answer, ConfigurationError):

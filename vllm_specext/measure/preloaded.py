@@ -1,10 +1,12 @@
 """Imports what every engine and every ``serve`` imports before it does anything; see ``forks.py``.
 
-Nothing of this project that touches vLLM: the plug-in is loaded when and how each process loads it.
+Nothing of this project that touches vLLM: the plug-in is loaded when and how each process loads it. Where an import
+fails, it fails again in the process that needs it, which can say so.
 """
 
 import gc
 import os
+from contextlib import suppress
 
 from vllm_specext.measure.arguments import ENVIRONMENT
 from vllm_specext.vllm_process import vllm_distribution
@@ -12,7 +14,7 @@ from vllm_specext.vllm_process import vllm_distribution
 # Read when these packages are imported.
 os.environ.update(ENVIRONMENT | {"OMP_NUM_THREADS": "1"})
 
-with vllm_distribution():
+with suppress(Exception), vllm_distribution():
     # The runner for CPUs replaces vLLM's kernels before others import them, and has to come first.
     from vllm.platforms import current_platform
 
