@@ -37,7 +37,8 @@ def read(folder: Path, rows: Sequence[Row]) -> Runs:
     for row in rows:
         for path in sorted(folder.glob(f"{row.name}-[0-9]*.json")):
             run = json.loads(path.read_text(encoding="utf-8"))
-            found[row.name, int(run["seed"])] = run
+            if run["row"] == row.name:  # the file of a row "griffin-2-passes" looks like one of "griffin"
+                found[row.name, int(run["seed"])] = run
     for run in found.values():
         check_same(next(iter(found.values())), run)
     return found
