@@ -207,7 +207,9 @@ METHODS: dict[str, Method] = {
             summary="the request's own prediction of its answer, as editors send it; no drafter at all",
             options=GivenOptions,
             declares=Declaration(
-                reads=Reads.GIVEN, keeps=Keeps.NOWHERE, bears=ANY_LANGUAGE_MODEL.bears | {"skip_tokenizer_init"}
+                reads=Reads.GIVEN,
+                keeps=Keeps.NOWHERE,
+                bears=frozenset({"tensor_parallel", "lora", "prompt_embeds"}),
             ),
             preparation="vllm_specext.methods.given.prepare:prepare",
             speculator="vllm_specext.methods.given.speculator:GivenSpeculator",

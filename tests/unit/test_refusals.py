@@ -114,7 +114,11 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
     ],
-    "given": [],
+    "given": [
+        (launch, name)
+        for launch, name in ONE_RANK
+        if not {"enable_lora", "enable_prompt_embeds", "tensor_parallel_size"} & launch.keys()
+    ],
     "slem": FOREIGN,
     "tli": FOREIGN,
     "slrs": FOREIGN,

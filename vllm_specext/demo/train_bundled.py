@@ -2,9 +2,9 @@
 
     python -m vllm_specext.demo.train_bundled --work WORK griffin moa eagle3
 
-All learn from the same rows (``make_rows.py``), each by its recipe in ``recipes``. On two cores the rows take ten
-minutes and a drafter half an hour. An interrupted training goes on with the same command. Written into the folder of a
-bundled drafter are the weights, the configuration, the recipe with the losses, and the acceptance that was simulated.
+All learn from the same rows (``make_rows.py``), each by its recipe in ``recipes``. An interrupted training goes on with
+the same command. Written into the folder of a bundled drafter are the weights, the configuration, the recipe with the
+losses, and the acceptance that was simulated.
 """
 
 import argparse

@@ -101,8 +101,8 @@ def find_all_imported() -> None:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Let nobody hear what the process says that forks: the notes of what it imports, and that a server which was told
-    to end has left memory behind, which is then cleared."""
+    """Let nobody hear what the process says that forks: the notes of what it imports, and that it clears shared memory
+    of a server which was told to end."""
     kept = [os.dup(stream) for stream in STREAMS]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
