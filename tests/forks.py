@@ -3,6 +3,7 @@
 Not for work that starts processes of its own by spawning, and not beside a GPU.
 """
 
+import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,3 +37,14 @@ def run(
         fork.kill()
         code = fork.wait()
     return subprocess.CompletedProcess(function, code, *(file.read_text(errors="replace") for file in (stdout, stderr)))
+
+
+def run_code(code: str, folder: Path, environment: Mapping[str, str] | None = None) -> str:
+    """The last line that ``code`` prints. Files go to ``folder``."""
+    environment = os.environ if environment is None else environment
+    globals_ = {"__name__": "__main__"}
+    done = run(
+        "builtins:exec", code, globals_, environment=environment, folder=folder, streams=folder / "code", seconds=300
+    )
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout.splitlines()[-1])

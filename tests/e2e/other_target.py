@@ -24,7 +24,7 @@ def make_target(folder: Path) -> Path:
         vocab_size=VOCABULARY,
         hidden_size=WIDTH,
         intermediate_size=384,
-        num_hidden_layers=3,
+        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,

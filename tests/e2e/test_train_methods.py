@@ -1,12 +1,13 @@
-"""A drafter of each further method for the bundled target, from raw chats to what an engine accepts; the target of one
-computes its features beside the training, in two processes."""
+"""A drafter of each further method, from raw chats to what an engine accepts: EAGLE-3's for a target that is not in the
+repository and computes its features beside the training, in two processes; MoA's for the bundled target."""
 
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.other_target import make_target
 from tests.e2e.trainings import TWO_STAGES, Training
-from vllm_specext.measure.bundled import TARGET
+from vllm_specext.measure.bundled import MODELS, TARGET
 
 pytestmark = pytest.mark.slow
 
@@ -21,16 +22,9 @@ log_every = 16
 lsa_mlp_size = 64
 bfloat16 = false
 """
-RECIPES = {"eagle3": TWO_STAGES.replace("[24, 8]", "[16, 8]"), "moa": ONE_STAGE}
-OPTIONS = {"eagle3": ("--stream", "--processes=2"), "moa": ()}
-LEFT = {"eagle3": {"held-out"}, "moa": set[str]()}
-SERVED = {"eagle3": ("EAGLE-3", "eagle3-tree"), "moa": ("MoA", "moa")}
 
 
-@pytest.mark.parametrize("method", RECIPES)
-def test_a_drafter_is_trained_exported_and_accepted_by_an_engine(method: str, tmp_path: Path) -> None:
-    options = ("--temperature=0", "--max-length=128", "--set=mlp_size=256", *OPTIONS[method])
-    training = Training(tmp_path, TARGET, *options, method=method, recipe=RECIPES[method])
+def check_trained(training: Training, title: str, serves: str, target: Path) -> None:
     status, told = training.run()
     assert status == 0, told + training.logs()
     check = training.read("check.json")
@@ -38,9 +32,34 @@ def test_a_drafter_is_trained_exported_and_accepted_by_an_engine(method: str, tm
     assert check["prompts"] >= 4
     assert check["largest_difference"] <= 0.05  # between what the engine accepted and what simulated chains say
     assert check["served"]["tokens_per_verification"] >= 1.3
-    title, serves = SERVED[method]
-    assert training.read("drafter/config.json")["speculators_model_type"] == serves
+    config = training.read("drafter/config.json")
+    assert config["speculators_model_type"] == serves
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(target)
     assert f"# {title} drafter for" in (training.run_folder / "drafter" / "README.md").read_text()
-    # Of what the target computed beside the training nothing is left.
-    left = {path.name[:8] for path in (training.run_folder / "features").iterdir() if path.suffix != ".json"}
-    assert left == LEFT[method]
+
+
+def left_features(training: Training) -> set[str]:
+    """Beginnings of the names of what is left of the target's features."""
+    return {path.name[:8] for path in (training.run_folder / "features").iterdir() if path.suffix != ".json"}
+
+
+def test_an_eagle3_drafter_for_a_new_target_is_trained_beside_it_exported_and_accepted(tmp_path: Path) -> None:
+    target = make_target(tmp_path / "qwen")
+    options = ("--stream", "--processes=2", "--set=mlp_size=256")
+    training = Training(tmp_path, target, *options, method="eagle3", recipe=TWO_STAGES)
+    check_trained(training, "EAGLE-3", "eagle3-tree", target)
+    assert left_features(training) == {"held-out"}
+
+
+def test_a_moa_drafter_is_trained_exported_and_accepted(tmp_path: Path) -> None:
+    options = ("--temperature=0", "--max-length=128", "--set=mlp_size=256")
+    training = Training(tmp_path, TARGET, *options, method="moa", recipe=ONE_STAGE)
+    check_trained(training, "MoA", "moa", TARGET)
+    assert left_features(training) == set()
+
+
+def test_a_drafter_of_another_target_is_refused_to_begin_with(tmp_path: Path) -> None:
+    target = make_target(tmp_path / "qwen")
+    status, told = Training(tmp_path, target, f"--init={MODELS / 'eagle3'}", "--dry-run").run()
+    assert status == 2
+    assert told.splitlines()[-1].startswith("error: ")

@@ -83,7 +83,7 @@ class Training:
 
     def logs(self) -> str:
         """The ends of the stages' logs, for a test that failed."""
-        return "\n".join(f"{file}: {file.read_text()[-2000:]}" for file in sorted((self.run_folder / "logs").iterdir()))
+        return "\n".join(f"{file}: {file.read_text()[-2000:]}" for file in sorted(self.run_folder.glob("logs/*")))
 
 
 def wait_for(condition: Any, process: "subprocess.Popen[bytes]", seconds: float = 600) -> None:

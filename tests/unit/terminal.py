@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import termios
+from functools import cache
 from typing import NamedTuple
 
 from rich.console import Console
@@ -29,6 +30,7 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in unwanted} | {"NO_COLOR": "1"}
 
 
+@cache
 def in_a_pipe(*arguments: str) -> Ended:
     done = subprocess.run([*COMMAND, *arguments], env=environment(), capture_output=True, text=True, check=False)
     return Ended(done.returncode, done.stdout, done.stderr)

@@ -2,13 +2,13 @@
 
 import math
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from tests import forks
 from vllm_specext.engine.changes import guard
 from vllm_specext.engine.changes.catalogue import catalogue
 from vllm_specext.errors import ConfigurationError
@@ -19,7 +19,7 @@ class Distribution:
     version: str
 
 
-def problems_in_a_fresh_process(*statements: str) -> str:
+def problems_in_a_process(folder: Path, *statements: str) -> str:
     code = "; ".join(
         [
             "import vllm.v1.worker.cpu.shm",
@@ -28,27 +28,27 @@ def problems_in_a_fresh_process(*statements: str) -> str:
             "print(guard.problems())",
         ]
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    return done.stdout.strip().splitlines()[-1]
+    return forks.run_code(code, folder)
 
 
-def test_every_signature_that_we_rely_on_is_that_of_the_installed_vllm() -> None:
-    assert problems_in_a_fresh_process() == "[]"
+def test_every_signature_that_we_rely_on_is_that_of_the_installed_vllm(tmp_path: Path) -> None:
+    assert problems_in_a_process(tmp_path) == "[]"
 
 
-def test_a_changed_signature_and_a_missing_function_are_named() -> None:
+def test_a_changed_signature_and_a_missing_function_are_named(tmp_path: Path) -> None:
     sampler = "vllm.v1.worker.gpu.sample.sampler:Sampler.apply_sampling_params"
-    found = problems_in_a_fresh_process(
-        f"guard.RELIED_ON['{sampler}'] = 'self logits'", f"guard.RELIED_ON['{sampler}_not'] = 'self'"
+    found = problems_in_a_process(
+        tmp_path, f"guard.RELIED_ON['{sampler}'] = 'self logits'", f"guard.RELIED_ON['{sampler}_not'] = 'self'"
     )
     assert f"{sampler} takes (self logits expanded_idx_mapping" in found
     assert f"{sampler}_not is missing" in found
 
 
-def test_what_is_replaced_is_checked_too() -> None:
+def test_what_is_replaced_is_checked_too(tmp_path: Path) -> None:
     replaced = "vllm.config.vllm.VllmConfig.use_v2_model_runner"
     runner = "vllm.v1.worker.gpu.model_runner.init_speculator"
-    found = problems_in_a_fresh_process(
+    found = problems_in_a_process(
+        tmp_path,
         "from vllm.config.vllm import VllmConfig",
         "import vllm.v1.worker.gpu.model_runner as runner",
         "VllmConfig.use_v2_model_runner = property(lambda config, platform: True)",
@@ -64,7 +64,7 @@ def test_whatever_is_replaced_by_a_function_has_a_signature_to_check() -> None:
     assert not {target.replace(":", ".") for target in guard.RELIED_ON} & {entry.target for entry in catalogue()}
 
 
-def test_every_method_of_vllms_that_we_override_is_checked() -> None:
+def test_every_method_of_vllms_that_we_override_is_checked(tmp_path: Path) -> None:
     program = """
         import inspect, pkgutil
         from importlib import import_module
@@ -103,9 +103,7 @@ def test_every_method_of_vllms_that_we_override_is_checked() -> None:
                     missing.add(f"{each.__name__}.{name} overrides {owners}")
         print(len(classes) > 40, sorted(missing))
     """
-    done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "True []"
+    assert forks.run_code(dedent(program), tmp_path) == "True []"
 
 
 @pytest.mark.parametrize(

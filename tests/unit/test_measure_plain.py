@@ -1,18 +1,18 @@
 """Plain decoding by vLLM as it is: where it has a row, and that the row's process has none of our kernels."""
 
 import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
+from tests import forks
 from vllm_specext.cpu_runner import eager_layers
 from vllm_specext.kernels.native import library
 from vllm_specext.measure import plain
 from vllm_specext.measure.plain import STOCK_ENVIRONMENT, has_stock_row
 
 
-def test_the_rows_environment_switches_off_all_that_plain_decoding_gets() -> None:
+def test_the_rows_environment_switches_off_all_that_plain_decoding_gets(tmp_path: Path) -> None:
     assert {eager_layers.VARIABLE: eager_layers.STOCK, library.SWITCH: "0"} == STOCK_ENVIRONMENT
     program = (
         "import vllm.v1.worker.cpu.shm; "
@@ -25,9 +25,7 @@ def test_the_rows_environment_switches_off_all_that_plain_decoding_gets() -> Non
 
     def said(environment: dict[str, str]) -> str:
         own = {key: value for key, value in os.environ.items() if key not in STOCK_ENVIRONMENT}
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, env=own | environment, capture_output=True, text=True, check=True)
-        return done.stdout.splitlines()[-1]
+        return forks.run_code(program, tmp_path, own | environment)
 
     assert said(STOCK_ENVIRONMENT) == "False False False"
     if plain.has_stock_row():
