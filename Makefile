@@ -30,7 +30,8 @@ train-demo: setup ## Train a GRIFFIN drafter for the bundled target within half 
 	@$(BIN)/vllm-specext train griffin --target vllm_specext/demo/models/target --data $(TRAINING)/rows.jsonl \
 	  --output $(TRAINING)/run --recipe vllm_specext/demo/train_demo.toml --max-length 288 --dtype float32 \
 	  --temperature 0 --processes 2
-	@$(BIN)/python -m vllm_specext.demo.griffin_acceptance --work $(TRAINING) --drafter $(TRAINING)/run/drafter
+	@$(BIN)/python -m vllm_specext.demo.acceptance griffin --work $(TRAINING) --drafter $(TRAINING)/run/drafter \
+	  --least-code 2.6 --least-prose 3
 
 serve: setup ## Leave an OpenAI server with GRIFFIN drafts running on the bundled models
 	@$(BIN)/vllm-specext demo --serve

@@ -31,10 +31,9 @@ from benchmarks.ablation.chains import counts
 from benchmarks.ablation.features import kept_features
 from benchmarks.ablation.plot import of_runs
 from benchmarks.ablation.rows import BY_NAME, ROWS, SEEDS, Row, in_turns
-from benchmarks.ablation.training import PACKS, recipe_of, train
+from benchmarks.ablation.training import PACKS, TOKENS, recipe_of, train
 from vllm_specext.bench.plots import DPI
 from vllm_specext.demo.tokens import keep_corpus
-from vllm_specext.demo.train_eagle3 import TOKENS
 from vllm_specext.demo.training_text import held_out_rows, training_rows
 from vllm_specext.measure.bundled import TARGET
 from vllm_specext.training.fingerprint import fingerprint

@@ -2,14 +2,18 @@
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.ablation.rows import Row, Second
-from vllm_specext.demo.eagle3 import HEADS, MLP_SIZE, shape_for
 from vllm_specext.methods.griffin.model import GriffinDrafter, TokenGuidedFusion
 from vllm_specext.methods.moa.model import GatedMLP
 from vllm_specext.training.eagle3.model import Eagle3Drafter, new_eagle3_drafter
+from vllm_specext.training.eagle3.shape import Eagle3Shape, layers_to_read
 from vllm_specext.training.griffin.train import new_griffin_drafter
+
+MLP_SIZE = 704
+HEADS = 4
+"""Of queries, keys and values each."""
 
 
 class OtherFusion(nn.Module):
@@ -55,5 +59,21 @@ def new_griffin(row: Row, target: LlamaForCausalLM, seed: int) -> GriffinDrafter
     return model
 
 
+def eagle3_shape(config: LlamaConfig) -> Eagle3Shape:
+    return Eagle3Shape(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        heads=HEADS,
+        kv_heads=HEADS,
+        head_dim=config.head_dim,
+        mlp_size=MLP_SIZE,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_theta=config.rope_parameters["rope_theta"],
+        max_position_embeddings=config.max_position_embeddings,
+        layers=layers_to_read(config.num_hidden_layers),
+    )
+
+
 def new_eagle3(target: LlamaForCausalLM, seed: int) -> Eagle3Drafter:
-    return new_eagle3_drafter(shape_for(target.config), target.model.norm.weight, seed)
+    """The untrained EAGLE-3 drafter."""
+    return new_eagle3_drafter(eagle3_shape(target.config), target.model.norm.weight, seed)

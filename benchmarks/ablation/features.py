@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from vllm_specext.demo.eagle3 import shape_for
+from vllm_specext.training.eagle3.shape import layers_to_read
 from vllm_specext.training.features import TargetRows
 from vllm_specext.training.rows import FeatureRow
 from vllm_specext.training.shards import Shard, pack, read_shard, write_shard
@@ -29,7 +29,8 @@ def kept_features(target: LlamaForCausalLM, name: str, rows: Sequence[Tensor], f
     source = text_hash(rows)
     path = folder / f"features-{source}.safetensors"
     if not path.exists():
-        reader = TargetRows(target, rows, seed=0, layers=shape_for(target.config).layers, kept=False, bfloat16=True)
+        layers = layers_to_read(target.config.num_hidden_layers)
+        reader = TargetRows(target, rows, seed=0, layers=layers, kept=False, bfloat16=True)
         numbers = range(len(rows))
         groups = [numbers[start : start + TOGETHER] for start in range(0, len(rows), TOGETHER)]
         found = [row for group in tqdm(groups, desc="features", mininterval=5) for row in _read(reader, group)]

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.ablation.drafters import new_eagle3, new_griffin
 from benchmarks.ablation.rows import Row
-from vllm_specext.demo.train_eagle3 import TOKENS
+from vllm_specext.demo.training_text import LENGTH
 from vllm_specext.methods.griffin.model import GriffinDrafter
 from vllm_specext.training.batches import Batch, FeatureBatches
 from vllm_specext.training.eagle3.model import Eagle3Drafter
@@ -21,8 +21,10 @@ from vllm_specext.training.shard_rows import ShardRows
 from vllm_specext.training.shards import Shard
 from vllm_specext.training.step import Progress, Sums, TrainingStep
 
+TOKENS = 4 * LENGTH
+"""Of a pack."""
 PACKS = 2
-"""Of ``TOKENS`` tokens each in a step, half of the bundled drafters': in short trainings steps are worth more than
+"""In a step, half of the bundled drafters': in short trainings steps are worth more than
 tokens."""
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.unit.interruptions import signalled_in
+from tests.unit.tiny_eagle3 import tiny_eagle3
 from tests.unit.tiny_llama import VOCABULARY, tiny_llama
-from vllm_specext.demo.eagle3 import drafter_for
 from vllm_specext.training.eagle3.train import Eagle3Recipe, train_eagle3
 from vllm_specext.training.features import TargetRows
 from vllm_specext.training.griffin.train import GriffinRecipe, new_griffin_drafter, train_griffin
@@ -58,7 +58,7 @@ def moa(folder: Path, state: Path | None) -> nn.Module:
 
 def eagle3(folder: Path, state: Path | None) -> nn.Module:
     target = tiny_llama(6)
-    model = drafter_for(target)
+    model = tiny_eagle3(target)
     embedding, head = target.get_input_embeddings().weight, target.lm_head.weight
     recipe = Eagle3Recipe(
         steps_per_stage=(5, 6), learning_rates=(8e-3, 4e-3), warmup_steps=3, optimizer="muon", log_every=LOG_EVERY

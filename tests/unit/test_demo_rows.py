@@ -5,21 +5,31 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
 
+from benchmarks.ablation.chains import eagle3_chains
 from tests.unit.docs_pages import ROOT
+from tests.unit.moa_acceptance import measure_moa_acceptance
 from tests.unit.tiny_llama import VOCABULARY, random_rows
 from vllm_specext import served_drafter
-from vllm_specext.demo import griffin_acceptance, make_rows, train_bundled
-from vllm_specext.demo.train_bundled import RECIPES, SERVES
-from vllm_specext.demo.training_text import LENGTH
-from vllm_specext.measure.bundled import MODELS, TARGET
+from vllm_specext.demo import acceptance, make_rows, train_bundled
+from vllm_specext.demo.train_bundled import RECIPES
+from vllm_specext.demo.training_text import CHAIN, LENGTH, PROMPT
+from vllm_specext.measure.bundled import MODELS, TARGET, bundled_prompts
+from vllm_specext.training.acceptance import Acceptance, accepted_tokens, greedy_continuations, summarise
 from vllm_specext.training.data.formats import read_row
 from vllm_specext.training.data.row import Row
+from vllm_specext.training.griffin.acceptance import measure_acceptance
+from vllm_specext.training.griffin.warm_start import warm_griffin_drafter
+from vllm_specext.training.pipeline.eagle3 import Eagle3Method
+from vllm_specext.training.pipeline.methods import TRAINABLE
+from vllm_specext.training.pipeline.moa import MoAMethod
+from vllm_specext.training.pipeline.target import read_target
 from vllm_specext.training.recipes.named import read_recipe
 
 
@@ -65,27 +75,61 @@ def test_the_recipe_fits_the_rows_and_the_processes_of_the_make_target() -> None
 )
 def test_a_drafter_that_accepts_less_than_expected_is_told(code: float, prose: float, said: list[str]) -> None:
     texts = {"code text": 1.5, "code greedy": code, "prose text": 1.2, "prose greedy": prose}
-    found = griffin_acceptance.too_few({name: {"tokens_per_verification": x} for name, x in texts.items()})
+    figures = {name: {"tokens_per_verification": x} for name, x in texts.items()}
+    found = acceptance.too_few(figures, {"code greedy": 2.6, "prose greedy": 3.0})
     assert [sentence.split()[0] for sentence in found] == said
 
 
 def test_a_drafters_figures_end_the_command_with_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = {name: {"tokens_per_verification": 2.8} for name in griffin_acceptance.EXPECTED}
-    target = SimpleNamespace(float=lambda: torch.nn.Linear(1, 1))
-    monkeypatch.setattr(griffin_acceptance.LlamaForCausalLM, "from_pretrained", lambda _: target)
-    monkeypatch.setattr(griffin_acceptance, "warm_griffin_drafter", lambda target, folder: None)
-    monkeypatch.setattr(griffin_acceptance, "measured", lambda *_: figures)
-    monkeypatch.setattr("sys.argv", ["griffin_acceptance", "--work", "work", "--drafter", "drafter"])
+    figures = {f"{kind} greedy": {"tokens_per_verification": 2.8} for kind in ("code", "prose")}
+    monkeypatch.setattr(acceptance, "measured", lambda *_: figures)
+    options = ["--least-code", "2.6", "--least-prose", "3"]
+    monkeypatch.setattr("sys.argv", ["acceptance", "griffin", "--work", "work", "--drafter", "drafter", *options])
     with pytest.raises(SystemExit) as ended:
-        griffin_acceptance.main()
+        acceptance.main()
     assert ended.value.code == "prose greedy: 2.80 tokens per verification; expected 3.0 or more."
     assert json.loads(capsys.readouterr().out) == figures
 
 
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(TARGET).float().eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def own_text(target: LlamaForCausalLM) -> torch.Tensor:
+    """Beginnings of the demonstration's prompts, and how the target goes on: ``[3, 144]``."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    texts = [row["text"] for row in bundled_prompts()]
+    prompts = [ids[:PROMPT] for ids in tokenizer(texts)["input_ids"] if len(ids) >= PROMPT]
+    return greedy_continuations(target, torch.tensor(prompts[:3]), 48)
+
+
+def chains_of(name: str, target: LlamaForCausalLM, rows: torch.Tensor) -> Acceptance:
+    """By what each method's training measures with."""
+    if name == "griffin":
+        return measure_acceptance(warm_griffin_drafter(target, MODELS / name), target, rows, PROMPT, CHAIN)
+    if name == "moa":
+        return measure_moa_acceptance(MoAMethod().read(MODELS / name, read_target(str(TARGET))), target, rows, PROMPT)
+    model = Eagle3Method().read(MODELS / name, read_target(str(TARGET)))
+    return summarise(accepted_tokens(eagle3_chains(model, target, rows, CHAIN), rows), PROMPT, CHAIN)
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_a_bundled_drafters_chains_are_counted(
+    name: str, target: LlamaForCausalLM, own_text: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptance, "held_out_rows", lambda target, work: {"own": own_text})
+    found = acceptance.measured(TRAINABLE[name], MODELS / name, Path())
+    expected = chains_of(name, target, own_text)
+    assert found == {"own": {"rows": 3, **asdict(expected)}}
+    assert expected.tokens_per_verification > 1.5
+
+
 def test_the_bundled_drafters_recipes_are_alike_where_they_are_compared() -> None:
-    recipes = {name: read_recipe(name, str(RECIPES / f"{name}.toml"), []) for name in SERVES}
+    recipes = {name: read_recipe(name, str(RECIPES / f"{name}.toml"), []) for name in TRAINABLE}
     griffin, eagle3 = recipes["griffin"], recipes["eagle3"]
     for key in ("steps", "learning_rates", "optimizer", "muon_factor", "mlp_size", "seed"):
         assert getattr(griffin, key) == getattr(eagle3, key)

@@ -1,17 +1,12 @@
-"""EAGLE-3: training passes and simulated chains against drafting step by step, and the bundled drafter's recipe against
-the GRIFFIN drafter's."""
-
-import json
+"""EAGLE-3: training passes and simulated chains against drafting step by step."""
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from tests.unit.tiny_eagle3 import tiny_eagle3
 from tests.unit.tiny_llama import VOCABULARY, tiny_llama
-from vllm_specext.demo.eagle3 import drafter_for
-from vllm_specext.demo.train_eagle3 import RECIPE
-from vllm_specext.measure.bundled import MODELS
 from vllm_specext.training.batches import Batch, make_batch
 from vllm_specext.training.eagle3.model import Eagle3Drafter
 from vllm_specext.training.eagle3.passes import simulate_chains, training_passes
@@ -33,7 +28,7 @@ def target() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def drafter(target: LlamaForCausalLM) -> Eagle3Drafter:
-    return drafter_for(target).requires_grad_(False)
+    return tiny_eagle3(target).requires_grad_(False)
 
 
 def step_of(drafter: Eagle3Drafter, target: LlamaForCausalLM, align: int) -> Eagle3Step:
@@ -118,7 +113,7 @@ def test_a_batch_pairs_hidden_states_with_the_next_token_and_the_one_after(targe
 @pytest.mark.parametrize("align", [0, 3])
 def test_training_lowers_the_loss_of_every_pass(target: LlamaForCausalLM, align: int) -> None:
     torch.manual_seed(3)
-    step = step_of(drafter_for(target), target, align)
+    step = step_of(tiny_eagle3(target), target, align)
     batch = batch_of(target, list(torch.randint(0, VOCABULARY, (4, LENGTH))), 4 * LENGTH)
     progress = Progress(stage=3, step=1, done=0.0)
     optimizer = torch.optim.AdamW(step.model.parameters(), lr=1e-2)
@@ -138,7 +133,7 @@ def test_training_lowers_the_loss_of_every_pass(target: LlamaForCausalLM, align:
 def test_aligned_passes_count_where_the_tokens_before_were_among_the_best(target: LlamaForCausalLM) -> None:
     torch.manual_seed(4)
     batch = batch_of(target, list(torch.randint(0, VOCABULARY, (4, LENGTH))), 4 * LENGTH)
-    drafter, progress = drafter_for(target), Progress(stage=2, step=1, done=0.0)
+    drafter, progress = tiny_eagle3(target), Progress(stage=2, step=1, done=0.0)
 
     def counted(align: int) -> list[int]:
         found: list[int] = step_of(drafter, target, align)(batch, progress).terms["counted"][0].tolist()
@@ -155,14 +150,3 @@ def test_aligned_passes_count_where_the_tokens_before_were_among_the_best(target
     assert counted(VOCABULARY) == [every, every]
     assert counted(7) == [every, int((batch.counted & hits).sum())]
     assert 0 < counted(7)[1] < every
-
-
-def test_the_bundled_drafter_was_trained_for_as_long_as_the_griffin_drafter_and_at_its_rates() -> None:
-    recipe = json.loads((MODELS / "griffin" / "training.json").read_text())["recipe"]
-    assert recipe["steps_per_stage"] == list(RECIPE.steps_per_stage)
-    assert recipe["learning_rates"] == pytest.approx(RECIPE.learning_rates)
-    for name in ("optimizer", "warmup_steps", "weight_decay", "clip_value", "muon_factor"):
-        assert recipe[name] == getattr(RECIPE, name)
-    log = json.loads((MODELS / "eagle3" / "training.json").read_text())["log"]
-    last = {row["stage"]: (row["step"], len(row["token"])) for row in log}
-    assert last == {stage: (steps, stage) for stage, steps in enumerate(recipe["steps_per_stage"], start=1)}

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.unit.tiny_eagle3 import tiny_eagle3
 from tests.unit.tiny_llama import tiny_llama
-from vllm_specext.demo.eagle3 import drafter_for
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.eagle3.checkpoint import LAYERS, read_shape, read_tensors, write_checkpoint
 from vllm_specext.training.eagle3.model import Eagle3Drafter
@@ -18,7 +18,7 @@ from vllm_specext.training.eagle3.shape import default_layers, layers_to_read
 
 @pytest.fixture
 def drafter(tmp_path: Path) -> Eagle3Drafter:
-    drafter = drafter_for(tiny_llama(6))
+    drafter = tiny_eagle3(tiny_llama(6))
     write_checkpoint(tmp_path, drafter.shape, drafter.state_dict(), torch.float32)
     return drafter
 

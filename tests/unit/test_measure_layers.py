@@ -46,8 +46,8 @@ def test_what_is_shared_imports_none_of_those_who_share_it() -> None:
 
 def test_neither_bench_nor_the_benchmarks_stand_on_the_demonstration_nor_it_on_them() -> None:
     assert arrows("vllm_specext.bench", "vllm_specext.demo", "benchmarks") == []
-    # The ablations train as the bundled drafters are trained: on their text, in their sizes.
-    trainers = {f"vllm_specext.demo.{name}" for name in ("eagle3", "train_eagle3", "training_text", "tokens")}
+    # The ablations train as the bundled drafters are trained: on their text.
+    trainers = {f"vllm_specext.demo.{name}" for name in ("training_text", "tokens")}
     standing = arrows("benchmarks", "vllm_specext.demo")
     assert [one for one in standing if not (one[0].startswith("benchmarks.ablation") and one[1] in trainers)] == []
     assert arrows("vllm_specext.demo", "vllm_specext.bench", "benchmarks") == []

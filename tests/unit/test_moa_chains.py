@@ -9,7 +9,7 @@ from tests.unit.moa_drafters import random_drafter
 from tests.unit.tiny_llama import random_rows, tiny_llama
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.moa.model import MoADrafter
-from vllm_specext.training.moa.acceptance import simulate_moa_chains
+from vllm_specext.training.moa.chains import simulate_moa_chains
 from vllm_specext.training.moa.target import TargetStateReader, last_target_layers, target_states
 
 

@@ -14,10 +14,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.unit.moa_acceptance import measure_moa_acceptance
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.moa.checkpoint import read_shape
 from vllm_specext.training.acceptance import greedy_continuations
-from vllm_specext.training.moa.acceptance import measure_moa_acceptance
 from vllm_specext.training.moa.target import TargetStateReader, last_target_layers
 from vllm_specext.training.moa.train import MoARecipe, train_moa
 from vllm_specext.training.moa.untrained import new_moa_drafter

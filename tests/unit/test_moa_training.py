@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.unit.moa_acceptance import measure_moa_acceptance
 from tests.unit.moa_drafters import untrained
 from tests.unit.tiny_llama import random_rows, tiny_llama
 from vllm_specext.methods.moa.checkpoint import read_shape, read_tensors
 from vllm_specext.methods.moa.model import MoADrafter
 from vllm_specext.training.acceptance import greedy_continuations
-from vllm_specext.training.moa.acceptance import measure_moa_acceptance
 from vllm_specext.training.moa.target import TargetStateReader, last_target_layers
 from vllm_specext.training.moa.train import MoABatch, MoARecipe, RowsInBlocks, train_moa
 from vllm_specext.training.run import Run

@@ -68,7 +68,7 @@ def test_every_key_of_a_recipe_reaches_the_trainer(method: str, kind: type[Any])
 def test_every_key_of_moas_recipe_reaches_its_trainer() -> None:
     trained, default = moa.as_trained(MoARecipe(**SHARED, **OWN["moa"]), (40,)), TrainedMoA()
     same = {name for name in vars(default) if getattr(trained, name) == getattr(default, name)}
-    assert same == {"lsa_chunk", "compiled"}  # which no recipe has
+    assert same == {"lsa_chunk"}  # which no recipe has
     of_shape = {"lsa", "lsa_mlp_size", "target_layer_inference"}
     assert MoARecipe.model_fields.keys() == SHARED.keys() | OWN["moa"].keys() | FOR_OTHERS | of_shape
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
 
-from vllm_specext.demo.eagle3 import HEADS
 from vllm_specext.methods.block.model import DFlashDrafter, Sizes
 from vllm_specext.methods.checkpoints import SAFETENSORS
 from vllm_specext.methods.layers import Rotary
@@ -15,8 +14,9 @@ from vllm_specext.training.eagle3.shape import layers_to_read
 if TYPE_CHECKING:
     from transformers import LlamaConfig
 
+HEADS = 4
+"""Of queries, keys and values each."""
 MLP_SIZE = 960
-"""With it the drafter has as many parameters as the bundled EAGLE-3 drafter."""
 BLOCK = 5
 """Rows of a block: the last token of a text, and four mask tokens."""
 MASK = 1

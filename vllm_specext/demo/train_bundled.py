@@ -4,10 +4,11 @@
 
 All learn from the same rows (``make_rows.py``), each by its recipe in ``recipes``. An interrupted training goes on with
 the same command. Written into the folder of a bundled drafter are the weights, the configuration, the recipe with the
-losses, and the acceptance that was simulated.
+losses, and its acceptance on held-out text of each kind (``acceptance.py``).
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -15,15 +16,16 @@ import sys
 from pathlib import Path
 
 from vllm_specext import served_drafter
+from vllm_specext.demo.acceptance import measured
 from vllm_specext.demo.make_rows import FILE
 from vllm_specext.demo.training_text import LENGTH
 from vllm_specext.measure.bundled import MODELS, TARGET
+from vllm_specext.training.pipeline.methods import TRAINABLE
 
 RECIPES = Path(__file__).with_name("recipes")
-SERVES = {"griffin": "griffin", "moa": "moa", "eagle3": "eagle3-tree"}
-"""The method that serves each drafter, by the name of its training and of its folder."""
 TEXTS, CONTINUATIONS = 3500, 1700
-WRITTEN = ("model.safetensors", "config.json", "training.json", "acceptance.json")
+WRITTEN = ("model.safetensors", "config.json", "training.json")
+ACCEPTANCE = "acceptance.json"
 
 
 def make_rows(work: Path) -> Path:
@@ -47,19 +49,21 @@ def keep(name: str, drafter: Path) -> None:
     folder = MODELS / name
     for file in WRITTEN:
         shutil.copyfile(drafter / file, folder / file)
-    served_drafter.write(folder, SERVES[name], os.path.relpath(TARGET, folder))
+    served_drafter.write(folder, TRAINABLE[name].serves, os.path.relpath(TARGET, folder))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the rows and of the trainings")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="of a training")
-    parser.add_argument("drafters", nargs="+", choices=list(SERVES))
+    parser.add_argument("drafters", nargs="+", choices=TRAINABLE)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     rows = make_rows(args.work)
     for name in args.drafters:
         keep(name, train(name, rows, args.work / name, args.processes))
+        figures = measured(TRAINABLE[name], MODELS / name, args.work)
+        (MODELS / name / ACCEPTANCE).write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

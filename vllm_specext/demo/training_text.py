@@ -18,8 +18,6 @@ from vllm_specext.training.acceptance import greedy_continuations
 PROMPT = 96
 LENGTH = 288
 """Prompt and output of the demonstration's longest requests; a drafter is poor at distances it has not seen."""
-PACKS = 4
-"""Rows are packed into as many in every step, which one, two or four processes can share."""
 CHAIN = 4
 HELD_OUT_ROWS = 48
 HELD_OUT_LENGTH = 192

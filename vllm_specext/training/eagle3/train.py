@@ -72,11 +72,10 @@ def train_eagle3(
     packs: PackedBatches,
     out_dir: Path,
     recipe: Eagle3Recipe,
-    dtype: torch.dtype = torch.float32,
     run: Run | None = None,
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place on ``packs``, whose rows have states of the target's layers, and write it to
-    ``out_dir``, in ``dtype``.
+    ``out_dir``, in float32.
 
     ``embedding`` and ``head`` ``[V, d]`` are the target's. A training that was interrupted goes on where the state of
     ``run`` is. Returns the log, and writes it beside the checkpoint as ``training.json``.
@@ -85,6 +84,6 @@ def train_eagle3(
     step = Eagle3Step(model, embedding, head, recipe)
     log = fit(step, FeatureBatches(packs), recipe.stages(), replace(run or Run(), settings=settings))
     if is_first_process():
-        write_checkpoint(out_dir, model.shape, model.state_dict(), dtype)
+        write_checkpoint(out_dir, model.shape, model.state_dict(), torch.float32)
         write_record(out_dir, {"recipe": settings, "log": log})
     return log

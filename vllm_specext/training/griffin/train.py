@@ -122,10 +122,9 @@ def train_griffin(
     packs: PackedBatches,
     out_dir: Path,
     recipe: GriffinRecipe,
-    dtype: torch.dtype = torch.float32,
     run: Run | None = None,
 ) -> list[dict[str, Any]]:
-    """Train ``model`` in place on ``packs`` and write it to ``out_dir``, in ``dtype``.
+    """Train ``model`` in place on ``packs`` and write it to ``out_dir``, in float32.
 
     ``head`` ``[V, d]`` is the target's output matrix. A training that was interrupted goes on where the state of
     ``run`` is. Returns the log, and writes it beside the checkpoint as ``training.json``: stage, step, and every
@@ -135,6 +134,6 @@ def train_griffin(
     settings = asdict(recipe)
     log = fit(GriffinStep(model, head, recipe), batches, recipe.stages(), replace(run or Run(), settings=settings))
     if is_first_process():
-        write_checkpoint(out_dir, model.shape, model.state_dict(), dtype)
+        write_checkpoint(out_dir, model.shape, model.state_dict(), torch.float32)
         write_record(out_dir, {"recipe": settings, "log": log})
     return log

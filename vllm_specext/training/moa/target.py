@@ -65,7 +65,7 @@ class TargetStateReader:
 
     The drafter learns where a row's mask in ``learnt`` ``[length]`` is true, and everywhere without.
 
-    Every batch is as long as the longest row, so that what is compiled for one fits all.
+    Every batch is as long as the longest row.
     """
 
     def __init__(
@@ -78,14 +78,12 @@ class TargetStateReader:
         *,
         learnt: Sequence[Tensor] | None = None,
         bfloat16: bool = False,
-        compiled: bool = False,
     ) -> None:
         self.target, self.rows = target, rows
         self.learnt = [torch.ones_like(row) for row in rows] if learnt is None else learnt
         self.last_layers, self.bfloat16 = last_layers, bfloat16
         self.longest = max(len(row) for row in rows)
         self.order = RandomOrder(len(rows), size, seed)
-        self.run = torch.compile(target_states) if compiled else target_states
 
     def take(self, share: Share | None = None) -> TargetStates:
         """The next rows, or one process's ``share`` of them."""
@@ -96,7 +94,7 @@ class TargetStateReader:
             pad([*(rows[i] for i in chosen), longest])[:-1].to(device) for rows in (self.rows, self.learnt)
         )
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
-            return self.run(self.target, token_ids, learnt.bool(), self.last_layers)
+            return target_states(self.target, token_ids, learnt.bool(), self.last_layers)
 
     def state_dict(self) -> dict[str, Any]:
         return self.order.state_dict()

@@ -53,7 +53,6 @@ class MoARecipe:
     lsa_chunk: int | None = 512
     """LSA sees so many tokens at a time, and is made again in the backward pass, which saves most of the memory; all at
     once, and kept, where there is no number."""
-    compiled: bool = False
     bfloat16: bool = True
     log_every: int = 50
     """Steps from one log entry, and state to go on from, to the next."""
@@ -100,7 +99,6 @@ class MoAStep(TrainingStep[MoABatch]):
         self.model: MoADrafter = model
         self.head, self.last_layers = head, last_layers
         self.recipe = recipe
-        self.features_of = torch.compile(drafted_features) if recipe.compiled else drafted_features
 
     def forward(self, batch: MoABatch, progress: Progress) -> Sums:
         with torch.autocast(self.head.device.type, dtype=torch.bfloat16, enabled=self.recipe.bfloat16):
@@ -111,7 +109,7 @@ class MoAStep(TrainingStep[MoABatch]):
 
     def losses(self, batch: MoABatch) -> MoALosses:
         rows, last, counted = batch.rows, last_verified(batch.boundaries), self._counted(batch)
-        features = self.features_of(self.model, rows.embeddings, rows.kv, last, batch.block_only)
+        features = drafted_features(self.model, rows.embeddings, rows.kv, last, batch.block_only)
         if self.last_layers is None:
             return moa_losses(features, rows.features, self.head, counted)
         final = through_target_layers(self.last_layers, features, rows.last_kvs, last)
@@ -128,10 +126,9 @@ def train_moa(
     rows: TargetStateReader,
     out_dir: Path,
     recipe: MoARecipe,
-    dtype: torch.dtype = torch.float32,
     run: Run | None = None,
 ) -> list[dict[str, Any]]:
-    """Train ``model`` in place on ``rows`` and write it to ``out_dir``, in ``dtype``.
+    """Train ``model`` in place on ``rows`` and write it to ``out_dir``, in float32.
 
     ``head`` ``[V, E]`` is the target's output matrix. A training that was interrupted goes on where the state of
     ``run`` is. Returns the log, and writes it beside the checkpoint as ``training.json``: step, and the losses averaged
@@ -142,7 +139,7 @@ def train_moa(
     settings = asdict(recipe)
     log = fit(step, batches, [only_stage(recipe)], replace(run or Run(), settings=settings))
     if is_first_process():
-        write_checkpoint(out_dir, model.shape, model.state_dict(), dtype)
+        write_checkpoint(out_dir, model.shape, model.state_dict(), torch.float32)
         write_record(out_dir, {"recipe": settings, "log": log})
     return log
 

@@ -40,7 +40,7 @@ class Eagle3WithEnds:
     ) -> None:
         packs = PackedBatches(rows, recipe.tokens_per_step, processes, self.head.device)
         how = as_trained(recipe, steps, eagle3.Eagle3Recipe)
-        eagle3.train_eagle3(self.model, self.embedding, self.head, packs, out, how, torch.float32, run)
+        eagle3.train_eagle3(self.model, self.embedding, self.head, packs, out, how, run)
 
 
 class Eagle3Method:

@@ -48,7 +48,7 @@ class GriffinWithHead:
     ) -> None:
         packs = PackedBatches(rows, recipe.tokens_per_step, processes, self.head.device)
         how = as_trained(recipe, steps, griffin.GriffinRecipe)
-        griffin.train_griffin(self.model, self.head, packs, out, how, torch.float32, run)
+        griffin.train_griffin(self.model, self.head, packs, out, how, run)
 
 
 class GriffinMethod:

@@ -14,7 +14,7 @@ from vllm_specext.methods.moa import checkpoint
 from vllm_specext.methods.moa.model import MoADrafter
 from vllm_specext.methods.moa.target_layers import TargetLayers
 from vllm_specext.training.moa import train as moa
-from vllm_specext.training.moa.acceptance import simulate_moa_chains
+from vllm_specext.training.moa.chains import simulate_moa_chains
 from vllm_specext.training.moa.target import TargetStateReader, last_target_layers, target_states
 from vllm_specext.training.moa.untrained import new_moa_drafter
 from vllm_specext.training.pipeline import moa_plan
@@ -57,7 +57,7 @@ class MoAWithTarget:
             bfloat16=recipe.bfloat16,
         )
         how = as_trained(recipe, steps)
-        moa.train_moa(self.model, self.head, self.last_layers, reader, out, how, torch.float32, run)
+        moa.train_moa(self.model, self.head, self.last_layers, reader, out, how, run)
 
     @property
     def head(self) -> Tensor:

@@ -1,6 +1,4 @@
-"""How many of MoA's drafted tokens a target would accept, measured without a server (see ``acceptance.py``)."""
-
-from typing import TYPE_CHECKING
+"""MoA's greedy chains, drafted at all positions of a text at once, without a server."""
 
 import torch
 from torch import Tensor
@@ -8,29 +6,8 @@ from torch import Tensor
 from vllm_specext.methods.layers import KV
 from vllm_specext.methods.moa.model import DecoderLayer, MoADrafter
 from vllm_specext.methods.moa.target_layers import TargetLayers
-from vllm_specext.training.acceptance import Acceptance, accepted_tokens, summarise
-from vllm_specext.training.moa.target import TargetStates, last_target_layers, target_states
+from vllm_specext.training.moa.target import TargetStates
 from vllm_specext.training.own_keys import attend
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-
-@torch.no_grad()
-def measure_moa_acceptance(
-    model: MoADrafter, target: "PreTrainedModel", rows: Tensor, prompt_length: int, chain: int = 4, batch: int = 16
-) -> Acceptance:
-    """Acceptance of greedy chains of ``chain`` tokens on ``rows`` ``[N, T]``, after ``prompt_length`` tokens."""
-    used = model.shape.target_layer_inference
-    last_layers = last_target_layers(target, used) if used else None
-    accepted = []
-    for part in rows.split(batch):
-        seen = target_states(target, part, torch.ones_like(part, dtype=torch.bool), used)
-        drafts = simulate_moa_chains(
-            model, target.get_input_embeddings().weight, target.lm_head.weight, last_layers, seen, chain
-        )
-        accepted.append(accepted_tokens(drafts, part))
-    return summarise(torch.cat(accepted), prompt_length, chain)
 
 
 @torch.no_grad()
