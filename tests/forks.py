@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_specext.measure.forks import Fork
+from vllm_specext.measure import forks as measure_forks
+from vllm_specext.measure.forks import PROGRAM, Fork, run_program
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,3 +49,9 @@ def run_code(code: str, folder: Path, environment: Mapping[str, str] | None = No
     )
     assert done.returncode == 0, done.stderr
     return str(done.stdout.splitlines()[-1])
+
+
+def run_command(*arguments: str, environment: Mapping[str, str], streams: Path) -> subprocess.CompletedProcess[str]:
+    """The command ``vllm-specext`` with these ``arguments``, whose processes find vLLM imported too."""
+    program = f"{measure_forks.__name__}:{run_program.__name__}"
+    return run(program, PROGRAM, arguments, environment=environment, folder=Path.cwd(), streams=streams, seconds=1800)

@@ -3,6 +3,7 @@
 import base64
 import csv
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -12,20 +13,21 @@ from typing import Any
 
 import pytest
 
+from tests import forks
 from vllm_specext.bench.configurations import VLLM_TLI
 from vllm_specext.measure.bundled import GRIFFIN_TREE
 from vllm_specext.measure.plain import STOCK, has_stock_row
 from vllm_specext.measure.server import Server
 
-COMMAND = [sys.executable, "-m", "vllm_specext", "bench"]
 QUICK_SECONDS = 600
 
 
 def bench(*arguments: str, output: Path) -> dict[str, Any]:
     """What the JSON says, after a look at the other files."""
-    done = subprocess.run([*COMMAND, *arguments, "--output", str(output)], capture_output=True, text=True, check=False)
+    arguments = ("bench", *arguments, f"--output={output}")
+    done = forks.run_command(*arguments, environment=os.environ, streams=output / "bench")
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    return checked(arguments[0], output)
+    return checked(arguments[1], output)
 
 
 def checked(name: str, output: Path) -> dict[str, Any]:

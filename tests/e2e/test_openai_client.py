@@ -9,6 +9,7 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.conftest import DEPTH, Client
+from vllm_specext.demo import run
 from vllm_specext.demo.run import ask_in_turn, summarize
 from vllm_specext.measure.bundled import SWIFT
 from vllm_specext.measure.server import Server, speculation
@@ -47,8 +48,9 @@ def test_concurrent_greedy_completions_have_the_tokens_of_the_stock_server(
 
 
 def test_the_demonstrations_row_is_identical_and_drafts_pay(
-    drafting: Server, stock: Server, prompts: list[str]
+    drafting: Server, stock: Server, prompts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run, "PASSES", 1)
     answers = ask_in_turn({"plain": stock, "trees": drafting}, prompts[::3], lambda _: None)
     plain, drafted = answers["plain"], answers["trees"]
     row = summarize("trees", drafted, plain, plain)

@@ -9,10 +9,14 @@ import subprocess
 import sys
 import termios
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+
+from tests import forks
 
 COMMAND = [sys.executable, "-m", "vllm_specext"]
 COLUMNS = 80
@@ -32,7 +36,8 @@ def environment() -> dict[str, str]:
 
 @cache
 def in_a_pipe(*arguments: str) -> Ended:
-    done = subprocess.run([*COMMAND, *arguments], env=environment(), capture_output=True, text=True, check=False)
+    with TemporaryDirectory() as folder:
+        done = forks.run_command(*arguments, environment=environment(), streams=Path(folder) / "in_a_pipe")
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
