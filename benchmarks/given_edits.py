@@ -6,7 +6,8 @@ The bundled target continues text and cannot follow an instruction to edit. So w
 greedy answer to the beginning of a file of Python's standard library, and the prediction is this answer with a word
 changed in each of three lines: as much of it is wrong as of a file that is predicted to stay as it is and gets three
 lines changed. One engine answers every prompt without a prediction, with this one, with random tokens, and with the
-answer to another file, in turns. Speed is the processor time of the engine's thread. Writes ``given_edits.json``.
+answer to another file, in turns. A second engine has GRIFFIN's trees, and reads predictions before it drafts one.
+Speed is the processor time of the engine's thread. Writes ``given_edits.json``.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.own_process import in_own_process
-from vllm_specext.measure.arguments import compared_arguments, served
+from vllm_specext.measure.arguments import MOST_REQUESTS, compared_arguments, served
+from vllm_specext.measure.bundled import MODELS
 from vllm_specext.measure.engine import Engine
 from vllm_specext.measure.machine import machine
 
@@ -30,6 +32,19 @@ PROMPT, ANSWER = 256, 320
 """Tokens."""
 CHAIN = 32
 KINDS = ("edited", "random tokens", "another file's answer")
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "given": {"method": "given", "num_speculative_tokens": CHAIN, "adaptive_drafts": False},
+    "griffin": {
+        "method": "griffin",
+        "model": str(MODELS / "griffin"),
+        "num_speculative_tokens": CHAIN,
+        "tree_top_k": 4,
+        "prediction_tokens": CHAIN,
+        "adaptive_drafts": False,
+        "num_speculative_tokens_per_batch_size": [[1, MOST_REQUESTS, CHAIN]],
+    },
+}
+"""By method: predictions alone, and before draft trees of as many tokens."""
 WORD = re.compile(r"[A-Za-z_]\w{2,}")
 
 
@@ -85,10 +100,9 @@ class Asker:
         }
 
 
-def measure(files: int) -> dict[str, Any]:
+def measure(files: int, method: str) -> dict[str, Any]:
     """What was seen of so many files, one row each, and the figures over all of them."""
-    options = {"method": "given", "num_speculative_tokens": CHAIN, "adaptive_drafts": False}
-    engine = Engine([f"--model={served(None)}", *compared_arguments(None, [])], options)
+    engine = Engine([f"--model={served(None)}", *compared_arguments(None, [])], CONFIGURATIONS[method])
     ask, encode, drawn = Asker(engine), engine.tokenizer, random.Random(0)
     vocabulary = engine.engine.vllm_config.model_config.get_vocab_size()
     chosen: list[tuple[str, list[int], list[int], list[int]]] = []
@@ -115,7 +129,8 @@ def measure(files: int) -> dict[str, Any]:
             seen = ask(prompt, predictions[kind])
             row[kind] = seen | {"identical": seen.pop("tokens") == answer}
         rows.append(row)
-    return {"facts": engine.facts(), "figures": [figures(kind, rows) for kind in KINDS], "rows": rows}
+    kinds = KINDS if method == "given" else ("none", *KINDS)
+    return {"facts": engine.facts(), "figures": [figures(kind, rows) for kind in kinds], "rows": rows}
 
 
 def figures(kind: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -142,11 +157,13 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(measure(json.loads(args.one))))
+        print(json.dumps(measure(*json.loads(args.one))))
         return
-    result = {"machine": machine()} | in_own_process("benchmarks.given_edits", "given", args.files)
-    for one in result["figures"]:
-        print(json.dumps(one))
+    result: dict[str, Any] = {"machine": machine()}
+    for method in CONFIGURATIONS:
+        result[method] = in_own_process("benchmarks.given_edits", method, [args.files, method])
+        for one in result[method]["figures"]:
+            print(method, json.dumps(one))
     if args.output:
         (args.output / "given_edits.json").write_text(json.dumps(result, indent=1) + "\n")
 

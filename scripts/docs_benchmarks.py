@@ -295,6 +295,7 @@ def yes(value: bool) -> str:
 
 def predicted_answers() -> str:
     header = (
+        "drafts",
         "prediction",
         "tokens per pass",
         "tokens per verification",
@@ -302,14 +303,16 @@ def predicted_answers() -> str:
         "x without, processor time",
     )
     rows = []
-    for row in read("given_edits.json")["figures"]:
-        low, _, high = row["speeds"]
-        own = row["tokens_per_verification"]
-        cost = f"{row['speed']:.2f} ({low:.2f} to {high:.2f})"
-        share = f"{row['passes_with_drafts']:.1%}"
-        rows.append(
-            (row["prediction"], f"{row['tokens_per_pass']:.2f}", "" if own is None else f"{own:.2f}", share, cost)
-        )
+    found = read("given_edits.json")
+    drafts = {"given": "predictions", "griffin": "predictions, then GRIFFIN's trees"}
+    for method, drafted in drafts.items():
+        for row in found[method]["figures"]:
+            low, _, high = row["speeds"]
+            own = row["tokens_per_verification"]
+            cost = f"{row['speed']:.2f} ({low:.2f} to {high:.2f})" if row["prediction"] != "none" else "1"
+            share = f"{row['passes_with_drafts']:.1%}"
+            each = f"{row['tokens_per_pass']:.2f}", "" if own is None else f"{own:.2f}"
+            rows.append((drafted, row["prediction"], *each, share, cost))
     return table(header, rows)
 
 

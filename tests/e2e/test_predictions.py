@@ -12,6 +12,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from tests.e2e.conftest import Client
+from vllm_specext.measure.bundled import GRIFFIN_TREE
 from vllm_specext.measure.server import Server
 
 GIVEN = {"method": "given", "adaptive_drafts": False}
@@ -179,3 +180,19 @@ def test_the_server_goes_on_and_logs_no_prediction(given: Server, openai: OpenAI
     assert shown
     assert all(re.search(r"'prediction_token_ids': <\d+ token ids>", line) for line in shown)
     assert complete(openai).choices[0].text
+
+
+def test_a_server_with_draft_trees_reads_predictions_too(logs: Path, client: Client) -> None:
+    trees = GRIFFIN_TREE | {"prediction_tokens": GRIFFIN_TREE["num_speculative_tokens"], "adaptive_drafts": False}
+    with Server(logs / "trees.log", trees) as server:
+        openai = client(server.start())
+        count = "vllm:spec_decode_num_drafts_total"
+        plain = chat(openai)
+        alone = server.metric(count)
+        answer = plain.choices[0].message.content
+        same = chat(openai, predicted(answer))
+        verifications = server.metric(count) - alone
+    assert same.choices[0].message.content == answer
+    accepted, _ = counted(same.usage)
+    assert accepted > 0.8 * same.usage.completion_tokens
+    assert 0 < verifications < alone / 2

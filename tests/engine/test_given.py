@@ -3,13 +3,20 @@ that."""
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.conftest import AGAIN, ROUND, Result
+from tests.engine.conftest import AGAIN, ROUND, TIGHT_FOR_TREES, Result, eagle3, moa, of_method, tree
+from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
+from tests.engine.test_eagle_formats import eagle1
 from tests.engine.test_lossless import FEW, differing
+from tests.engine.test_mtp_tree import mimo  # noqa: F401 - a fixture
+from tests.engine.test_mtp_tree import trees as mtp
+from tests.engine.workload import TARGET
 from vllm_specext.engine.requests import PREDICTION
+from vllm_specext.measure.bundled import MODELS
 
 Engines = Callable[..., Result]
 GIVEN: dict[str, Any] = {"speculative_config": {"method": "given", "adaptive_drafts": False}}
@@ -118,3 +125,85 @@ def test_prompts_serve_as_predictions_where_none_is_given(engines: Engines, plai
     assert differing(alone, {"outputs": plain["outputs"][: len(FEW)]}) == []
     assert alone["counters"]["vllm:spec_decode_num_drafts"] > 20
     assert accepted(alone) > 3  # the prompts are repeated little
+
+
+TREES: dict[str, Any] = {
+    "griffin": tree(24, 4),
+    "moa": moa(24, 4),
+    "eagle3-tree": eagle3(24, 4),
+    "dflash-tree": of_method("dflash-tree", MODELS / "dflash", 24, 4, tree_depth=4),
+    "draft-model-tree": of_method("draft-model-tree", TARGET, 24, 4),
+}
+
+
+def reading(config: dict[str, Any], tokens: int = 20) -> dict[str, Any]:
+    """``config`` of a method, which drafts so many tokens of predictions first."""
+    return {"speculative_config": config["speculative_config"] | {"prediction_tokens": tokens}}
+
+
+@pytest.mark.parametrize(
+    ("method", "asynchronous"),
+    [("griffin", False), *((method, method != "eagle3-tree") for method in TREES)],
+    ids=lambda given: given if isinstance(given, str) else ("sync", "async")[given],
+)
+def test_predictions_are_drafted_before_a_methods_trees(
+    engines: Engines, plain: Result, rounds: list[Any], method: str, asynchronous: bool
+) -> None:
+    """Chains longer than trees are deep are verified beside trees. More is accepted than by either alone."""
+    llm = TIGHT_FOR_TREES if asynchronous else {}
+    result = engines(reading(TREES[method]) | llm, rounds=rounds, keep_async=asynchronous)
+    assert result["async"] == asynchronous
+    assert differing(result, plain) == []
+    assert (result["counters"]["vllm:num_preemptions"] > 0) == asynchronous
+    verified = result["counters"]["vllm:spec_decode_num_drafts"]
+    assert accepted(result) / verified > 2 + (method == "griffin")
+
+
+def test_requests_without_predictions_get_trees_and_others_what_they_predict(engines: Engines, plain: Result) -> None:
+    answers = plain["outputs"][: len(FEW)]
+    config = reading(tree(24, 4))
+    trees, whole = (engines(config, rounds=[asked]) for asked in (FEW, predicting(FEW, answers, kind=0)))
+    for result in (trees, whole):
+        assert differing(result, {"outputs": answers}) == []
+    per_verification = [
+        1 + accepted(result) / result["counters"]["vllm:spec_decode_num_drafts"] for result in (trees, whole)
+    ]
+    assert per_verification[0] < 7
+    assert per_verification[1] > 10
+
+
+def test_where_the_prediction_ends_the_drafter_goes_on(engines: Engines, plain: Result) -> None:
+    """After an edit more is accepted than by the prediction or by trees alone, so that the drafter has read well what
+    was predicted."""
+    answers = plain["outputs"][: len(FEW)]
+    few = predicting(FEW, answers, kind=1)
+    both, given, trees = (
+        engines(config, rounds=[asked])
+        for config, asked in ((reading(tree(24, 4)), few), (GIVEN, few), (tree(24, 4), FEW))
+    )
+    assert differing(both, {"outputs": answers}) == []
+    assert accepted(both) > 1.05 * max(accepted(given), accepted(trees))
+
+
+@pytest.mark.parametrize("sabotage", ["skip_compaction", "shift_target_positions"])
+def test_a_deliberate_fault_beside_trees_is_noticed(
+    engines: Engines, plain: Result, rounds: list[Any], sabotage: str
+) -> None:
+    assert differing(engines(reading(tree(24, 4)), rounds=rounds, sabotage=sabotage), plain) != []
+
+
+@pytest.mark.extended
+def test_predictions_before_the_trees_of_methods_that_share_their_code(
+    engines: Engines,
+    plain: Result,
+    rounds: list[Any],
+    folder: Path,  # noqa: F811
+    mimo: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    eagle = of_method("eagle-tree", eagle1(tmp_path / "drafter"), 24, 4)
+    for config in (dspark(folder, 24, 4), eagle):
+        assert differing(engines(reading(config), rounds=rounds, keep_async=True), plain) == []
+    with_module = {"model": str(mimo)}
+    expected = engines(with_module)
+    assert differing(engines(reading(mtp(mimo)) | with_module, rounds=rounds, keep_async=True), expected) == []

@@ -45,7 +45,7 @@ def test_a_layer_whose_attention_is_cut_into_chunks_is_refused() -> None:
         ({"sinks": torch.zeros(1)}, "attention sinks"),
         ({"alibi_slopes": [0.5]}, "ALiBi"),
         ({"kv_sharing_target_layer_name": "model.layers.1.attn"}, "keys and values of another layer"),
-        ({"sliding_window": (LEVELS - 1, 0)}, f"'tree_depth' is {LEVELS}, but at most {LEVELS - 1} fits"),
+        ({"sliding_window": (LEVELS - 1, 0)}, f"drafts of {LEVELS} levels, but at most {LEVELS - 1} fit"),
         ({"backend": "FLASHINFER"}, "attention backend FLASHINFER"),
     ],
 )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options.base import MethodOptions
+from vllm_specext.options.base import MethodOptions, Predicted
 from vllm_specext.options.check import check_sizes, parse
 from vllm_specext.options.swift import SwiftOptions
 from vllm_specext.options.trees import GriffinOptions, MoAOptions
@@ -119,3 +119,13 @@ def test_a_schedule_that_asks_for_more_than_can_be_drafted_is_refused() -> None:
     check_sizes(options(num_speculative_tokens_per_batch_size=[[1, 4, 59], [5, 8, 0]]), 1024, None)
     with pytest.raises(ConfigurationError, match=r"has \[1, 4, 60\], but at most num_speculative_tokens, 59"):
         check_sizes(options(num_speculative_tokens_per_batch_size=[[1, 4, 60], [5, 8, 0]]), 1024, None)
+
+
+def test_what_is_predicted_is_a_part_of_what_is_drafted() -> None:
+    assert options().predicted is None
+    reading = options(num_speculative_tokens=24, prediction_tokens=24)
+    assert reading.predicted == Predicted(24, match=3, prompt=False)
+    assert reading.tree == options(num_speculative_tokens=24).tree
+    check_sizes(reading, 1024, None)
+    with pytest.raises(ConfigurationError, match=r"'prediction_tokens' is 25, but at most num_speculative_tokens, 24"):
+        check_sizes(options(num_speculative_tokens=24, prediction_tokens=25), 1024, None)

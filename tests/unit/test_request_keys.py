@@ -11,9 +11,9 @@ import vllm
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_specext.declaration import Reads
 from vllm_specext.engine import request_keys, requests
 from vllm_specext.engine.request_keys import VLLMS, check_keys
+from vllm_specext.options.base import Predicted
 
 KNOWN = (requests.SWITCH, *VLLMS)
 
@@ -22,10 +22,10 @@ OTHERS = ["speculative", "specification", "calculation", "ngram_size"]
 
 
 def config(
-    processors: list[str] | None = None, scheduler: str | None = None, reads: Reads = Reads.HIDDEN_STATES
+    processors: list[str] | None = None, scheduler: str | None = None, predicted: Predicted | None = None
 ) -> Any:
     return SimpleNamespace(
-        speculative_config=SimpleNamespace(declared=SimpleNamespace(reads=reads)),
+        speculative_config=SimpleNamespace(options=SimpleNamespace(predicted=predicted)),
         model_config=SimpleNamespace(logits_processors=processors),
         scheduler_config=SimpleNamespace(scheduler_cls=scheduler),
     )
@@ -75,10 +75,10 @@ def test_known_keys_are_accepted(extra_args: dict[str, Any] | None) -> None:
 
 def test_a_prediction_is_known_where_the_method_reads_it() -> None:
     prediction = SamplingParams(extra_args={requests.PREDICTION: [1]})
-    check_keys(prediction, config(reads=Reads.GIVEN))
+    check_keys(prediction, config(predicted=Predicted(32)))
     with pytest.raises(VLLMValidationError, match="'prediction_token_ids' is an unknown key"):
         check_keys(prediction, config())
-    for readers in (config(reads=Reads.GIVEN), config(["module:Processor"], reads=Reads.GIVEN)):
+    for readers in (config(predicted=Predicted(32)), config(["module:Processor"], predicted=Predicted(32))):
         with pytest.raises(VLLMValidationError, match=r"unknown key .* known are .*prediction_token_ids"):
             check_keys(with_key("prediction_tokens_ids"), readers)
 

@@ -12,7 +12,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 
-from vllm_specext.declaration import Reads
 from vllm_specext.engine.requests import check_room
 
 
@@ -82,7 +81,7 @@ def test_the_limits_hold_for_engines_with_our_methods_only(monkeypatch: pytest.M
     from vllm_specext.engine import config
     from vllm_specext.engine.hooks.front_end_patches import _process_inputs
 
-    method = SimpleNamespace(declared=SimpleNamespace(reads=Reads.HIDDEN_STATES))
+    method = SimpleNamespace(options=SimpleNamespace(predicted=None))
     monkeypatch.setattr(config, "is_ours", lambda speculative_config: speculative_config is method)
     asked = SimpleNamespace(speculative_config=method if ours else "eagle", model_config=None)
     engine = SimpleNamespace(vllm_config=asked)

@@ -113,6 +113,16 @@ class SpecExtConfig(SpeculativeConfig):
         return None if self.options is None else self.options.tree
 
     @property
+    def levels(self) -> int:
+        """The most drafted tokens that one verification can accept: the levels of the largest tree, or a longer
+        chain."""
+        if self.tree is None:
+            return int(self.num_speculative_tokens)
+        assert self.options is not None
+        predicted = self.options.predicted
+        return max(self.tree.depth, 0 if predicted is None else predicted.tokens)
+
+    @property
     def schedule(self) -> list[list[int]]:
         """``[first, last, nodes]`` by the number of running requests."""
         return self.num_speculative_tokens_per_batch_size or [[1, MANY, self.num_speculative_tokens]]
@@ -175,6 +185,8 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
         arguments, model, parallel, kv_cache_dtype, options.tree is not None, batch_invariant=envs.VLLM_BATCH_INVARIANT
     )
     refuse(method.name, method.declares, launch)
+    if options.predicted is not None:
+        refuse(f"{method.name} with predictions", RUNNABLE["given"].declares, launch)
     _check_schedule(options.num_speculative_tokens_per_batch_size)
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
     register_drafter_formats()

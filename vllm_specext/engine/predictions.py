@@ -12,7 +12,6 @@ import numpy as np
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_specext.declaration import Reads
 from vllm_specext.engine.requests import PREDICTION, prediction_of
 from vllm_specext.tree.place import Place
 
@@ -21,7 +20,7 @@ FORM = "{'type': 'content', 'content': a string or a list of {'type': 'text', 't
 
 def reads_predictions(config: Any) -> bool:
     """Whether the method of a ``SpecExtConfig`` drafts what requests predict."""
-    return bool(config.declared.reads is Reads.GIVEN)
+    return config.options.predicted is not None
 
 
 def check_prediction(params: SamplingParams, model_config: Any) -> None:

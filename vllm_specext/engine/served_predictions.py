@@ -1,4 +1,4 @@
-"""What a server with method ``given`` does with the ``prediction`` of a request, and with the usage of its answer."""
+"""What a server whose method reads predictions does with that of a request, and with the usage of its answer."""
 
 import json
 from collections.abc import AsyncIterator
@@ -8,15 +8,16 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers.params import TokenizeParams
 
 from vllm_specext.engine.config import SpecExtConfig, is_ours
-from vllm_specext.engine.predictions import PredictionCount, check_ids, reads_predictions, text_of, too_long
+from vllm_specext.engine.predictions import PredictionCount, check_ids, text_of, too_long
 from vllm_specext.engine.requests import PREDICTION, TokenIds
+from vllm_specext.options.base import Predicted
 
 
 async def take_prediction(serving: Any, request: Any) -> None:
     """Put the token ids of the request's ``prediction`` into its ``vllm_xargs``, where it has one and the method reads
     it. ``serving`` is vLLM's for this kind of request. Raises ``VLLMValidationError``, which is answered with 400,
     before an answer begins."""
-    if _options(serving) is None:
+    if _predicted(serving) is None:
         return
     prediction, given = getattr(request, "prediction", None), (request.vllm_xargs or {}).get(PREDICTION)
     if prediction is not None:
@@ -45,13 +46,13 @@ async def _tokens(serving: Any, text: str) -> list[int]:
 
 def count_for(serving: Any, request: Any) -> PredictionCount | None:
     """A count for the answer to a request with a prediction; ``None`` for others."""
-    options, ids = _options(serving), (request.vllm_xargs or {}).get(PREDICTION)
-    return None if options is None or ids is None else PredictionCount(ids, options.match_tokens)
+    predicted, ids = _predicted(serving), (request.vllm_xargs or {}).get(PREDICTION)
+    return None if predicted is None or ids is None else PredictionCount(ids, predicted.match)
 
 
-def _options(serving: Any) -> Any:
+def _predicted(serving: Any) -> Predicted | None:
     config: SpecExtConfig = serving.engine_client.vllm_config.speculative_config
-    return config.options if is_ours(config) and reads_predictions(config) else None
+    return None if not is_ours(config) or config.options is None else config.options.predicted
 
 
 def take(count: PredictionCount, prompt: int, result: Any) -> None:

@@ -1,6 +1,6 @@
 """The keys that methods share."""
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -8,6 +8,17 @@ from vllm_specext.tree.budget import TreeShape, lookahead
 
 MAX_DRAFT_TOKENS = 256
 """The most tokens of a draft. More never pay, and without a bound a typing error would allocate buffers for them."""
+
+
+class Predicted(NamedTuple):
+    """How what a request predicts of its answer is drafted."""
+
+    tokens: int
+    """At most so many at once."""
+    match: int = 3
+    """How many of the text's last tokens have to stand together in the prediction to go on from there."""
+    prompt: bool = False
+    """Whether the prompt is the prediction of a request that gives none."""
 
 
 class MethodOptions(BaseModel):
@@ -45,6 +56,11 @@ class MethodOptions(BaseModel):
     def needs_prediction(self) -> bool:
         """Whether nothing can be drafted for a request that gives no prediction."""
         return False
+
+    @property
+    def predicted(self) -> Predicted | None:
+        """How predictions are drafted; ``None`` where they are not read."""
+        return None
 
     @property
     def tree(self) -> TreeShape | None:

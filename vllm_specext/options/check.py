@@ -47,6 +47,11 @@ def check_sizes(options: MethodOptions, max_model_len: int, step_tokens: int | N
             f"{key}, but a tree with tree_depth {tree.depth} and tree_top_k {tree.top_k} has at most {pool} nodes: "
             f"at most {pool} are allowed, or a larger tree_depth or tree_top_k."
         )
+    if options.predicted is not None and options.predicted.tokens > tokens:
+        raise ConfigurationError(
+            f"speculative-config key 'prediction_tokens' is {options.predicted.tokens}, but at most "
+            f"num_speculative_tokens, {tokens}, can be drafted."
+        )
     if step_tokens is not None and 1 + tokens > step_tokens:
         raise ConfigurationError(
             f"{key}, but a step computes at most {step_tokens} tokens (--max-num-batched-tokens) and a draft needs one "

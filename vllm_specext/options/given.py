@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from vllm_specext.options.base import MAX_DRAFT_TOKENS, MethodOptions
+from vllm_specext.options.base import MAX_DRAFT_TOKENS, MethodOptions, Predicted
 
 
 class GivenOptions(MethodOptions):
@@ -23,6 +23,10 @@ class GivenOptions(MethodOptions):
         False,
         description="whether the prompt is the prediction of requests that give none (prompt lookup)",
     )
+
+    @property
+    def predicted(self) -> Predicted:
+        return Predicted(self.num_speculative_tokens, self.match_tokens, self.use_prompt)
 
     @property
     def needs_prediction(self) -> bool:

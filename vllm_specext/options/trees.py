@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from vllm_specext.options.base import MAX_DRAFT_TOKENS, CheckpointOptions, MethodOptions
+from vllm_specext.options.base import MAX_DRAFT_TOKENS, CheckpointOptions, MethodOptions, Predicted
 from vllm_specext.tree.budget import TreeShape, shape_for
 
 TOP_K = (
@@ -12,6 +12,9 @@ TOP_K = (
     "default are narrower"
 )
 
+
+TREE_KEYS = frozenset({"tree_depth", "tree_top_k", "prediction_tokens"})
+"""Keys of `TreeOptions` that vLLM does not have."""
 
 BLOCK_DROP = "keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
 
@@ -27,6 +30,18 @@ class TreeOptions(MethodOptions):
     attention_backend: str | None = Field(
         None, description="attention backend of the drafter; vLLM chooses when absent"
     )
+
+    prediction_tokens: int = Field(
+        0,
+        ge=0,
+        le=MAX_DRAFT_TOKENS,
+        description="tokens of a request's own prediction that are verified at once, in the place of a tree, while the "
+        "answer goes on as predicted; 0 reads no predictions",
+    )
+
+    @property
+    def predicted(self) -> Predicted | None:
+        return Predicted(self.prediction_tokens) if self.prediction_tokens else None
 
     @property
     def tree(self) -> TreeShape | None:

@@ -74,7 +74,7 @@ class RootedSpeculator(StepSpeculator):
         requests, shape = step.requests, self.sizes.shape_for(step.length, step.requests)
         self.roots.take(step.lengths() + self.root_slots, written=not step.dummy)
         self.root_ids[:requests] = step.newest_tokens()
-        paths = step.accepted_by_all(self.max_num_tokens)
+        paths = step.accepted_by_all(self.paths.width, self.max_num_tokens)
         if paths is None:
             self.keep_rows(step)
         else:

@@ -5,9 +5,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from vllm_specext.engine.drafting.predictions import Predictions
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.verification.tree_steps import TreeSteps
 
@@ -22,6 +24,17 @@ class StepSpeculator(DraftModelSpeculator):
 
     stats: Any = None
     """What goes to the metrics, where a method has some: ``changes()`` gives what is new since the last call."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        predicted = vllm_config.speculative_config.options.predicted
+        self.predictions = None if predicted is None else Predictions(predicted, self.num_speculative_steps)
+
+    def set_attn(self, model_state: Any, *args: Any) -> None:
+        super().set_attn(model_state, *args)
+        if self.predictions is not None:
+            self.predictions.clear()
+            model_state.tell(self.predictions.add)
 
     def draft(self, step: Step) -> Drafts:
         """Draft ``step.length`` tokens for each request, or fewer."""
@@ -56,26 +69,27 @@ class StepSpeculator(DraftModelSpeculator):
         """vLLM's hook: drafted tokens ``[R, num_speculative_steps]``, padded with 0 up to the number asked for."""
         length = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         steps = self.steps
-        drafts = self.draft(
-            Step(
-                batch=input_batch,
-                length=length,
-                attn_metadata=attn_metadata,
-                slot_mappings=slot_mappings,
-                last_hidden_states=last_hidden_states,
-                aux_hidden_states=aux_hidden_states,
-                num_sampled=num_sampled,
-                num_rejected=num_rejected,
-                last_sampled=last_sampled,
-                next_prefill_tokens=next_prefill_tokens,
-                temperature=temperature,
-                seeds=seeds,
-                accepted=None if steps is None else steps.accepted_in(input_batch),
-                dummy=dummy_run,
-                skips_attention=skip_attn_for_dummy_run,
-                others={"dp_sync_state": dp_sync_state, "mm_inputs": mm_inputs, "is_profile": is_profile},
-            )
+        step = Step(
+            batch=input_batch,
+            length=length,
+            attn_metadata=attn_metadata,
+            slot_mappings=slot_mappings,
+            last_hidden_states=last_hidden_states,
+            aux_hidden_states=aux_hidden_states,
+            num_sampled=num_sampled,
+            num_rejected=num_rejected,
+            last_sampled=last_sampled,
+            next_prefill_tokens=next_prefill_tokens,
+            temperature=temperature,
+            seeds=seeds,
+            accepted=None if steps is None else steps.accepted_in(input_batch),
+            dummy=dummy_run,
+            skips_attention=skip_attn_for_dummy_run,
+            others={"dp_sync_state": dp_sync_state, "mm_inputs": mm_inputs, "is_profile": is_profile},
         )
+        drafts = self.draft(step)
+        if self.predictions is not None and not dummy_run:
+            drafts = self.predictions.before(drafts, step, self)
         self.draft_lengths = drafts.lengths
         drafted, count = self.draft_tokens[: input_batch.num_reqs], drafts.tokens.shape[1]
         if drafts.tokens.data_ptr() != drafted.data_ptr():  # vLLM's own drafting leaves them there

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
@@ -59,7 +58,7 @@ def hand_over(draft: TreeDraft, batch: InputBatch, model_state: Any) -> TreeDraf
     needs_chain = model_state.drafting[batch.idx_mapping_np] != Drafting.TREE
     if needs_chain.any():
         draft = draft.with_chains(async_tensor_h2d(needs_chain, device=draft.tokens.device)[:, None])
-    model_state.steps.trees.write(batch, draft.topology, needs_chain)
+    model_state.steps.trees.write(batch.idx_mapping, batch.idx_mapping_np, draft.topology, needs_chain)
     return draft
 
 
@@ -67,4 +66,4 @@ def hand_over_chains(length: int, nodes: int, batch: InputBatch, trees: TreeStat
     """The same where every request was drafted a chain of ``length`` tokens, padded to the ``nodes`` that the scheduler
     counts on."""
     chains = Topology.chain(batch.num_reqs, nodes, trees.device).padded_after(length)
-    trees.write(batch, chains, np.ones(batch.num_reqs, dtype=bool))
+    trees.write(batch.idx_mapping, batch.idx_mapping_np, chains, True)

@@ -119,7 +119,7 @@ class TreeSpeculator(ChainSpeculator):
         if self.steps is None:
             paths = AcceptedPaths.of_chains(step.batch, self.paths.width)
         else:
-            paths = step.accepted_by_all(self.max_num_tokens)
+            paths = step.accepted_by_all(self.paths.width, self.max_num_tokens)
         if paths is None:
             self._read_rows(step, 1)
         else:

@@ -48,9 +48,10 @@ def compile_rows(buffers: Any, prefill_lens: Tensor) -> None:
 
 def compile_compaction(trees: TreeStates, groups: Sequence[Sequence[Any]]) -> None:
     """Move nothing in any group of the target's layers."""
-    nowhere = torch.zeros(1, trees.shape.depth + 1, dtype=torch.int64, device=trees.device)
-    for layers in filter(None, groups):
-        compact(caches_of(layers), nowhere, nowhere)
+    for levels in {trees.shape.depth, trees.levels}:
+        nowhere = torch.zeros(1, levels + 1, dtype=torch.int64, device=trees.device)
+        for layers in filter(None, groups):
+            compact(caches_of(layers), nowhere, nowhere)
 
 
 def compile_attention(

@@ -54,7 +54,7 @@ def attach(manager: StatLoggerManager, vllm_config: VllmConfig) -> None:
 
     They go where vLLM's own go: to Prometheus or Ray, and to the log only if vLLM writes its statistics there.
     """
-    depth = tree_depth(vllm_config)
+    depth = vllm_config.speculative_config.levels
     published, logged = [], []
     for found in tuple(manager.stat_loggers):
         if isinstance(found, PrometheusStatLogger):
@@ -71,9 +71,3 @@ def attach(manager: StatLoggerManager, vllm_config: VllmConfig) -> None:
             prometheus.ec_connector_prom = in_prometheus(prometheus)
         for logger in logged:
             logger.ec_connector_logging = in_log()
-
-
-def tree_depth(vllm_config: VllmConfig) -> int:
-    """Most drafted tokens that one verification can accept: the levels of the tree, or all of a chain."""
-    config = vllm_config.speculative_config
-    return config.num_speculative_tokens if config.tree is None else config.tree.depth

@@ -19,7 +19,7 @@ from vllm.v1.request import Request
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.config import is_ours
-from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors, shorten_in_logs
+from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors, prediction_of, shorten_in_logs
 from vllm_specext.engine.scheduler.kept_costs import KeptCosts
 from vllm_specext.engine.scheduler.measured_drafts import MeasuredDrafts
 
@@ -50,7 +50,8 @@ class DraftLimits(_Scheduler):
         super().__init__(vllm_config=vllm_config, **others)
         self._reads = vllm_config.speculative_config.declared.reads
         self._needs_prediction = vllm_config.speculative_config.options.needs_prediction
-        self._tree = vllm_config.speculative_config.tree
+        self._tree, self._levels = vllm_config.speculative_config.tree, vllm_config.speculative_config.levels
+        self._predicted = vllm_config.speculative_config.options.predicted is not None
         self._custom_processors = has_custom_processors(vllm_config.model_config)
         # Most drafted tokens of each request that has a limit of its own.
         self._draft_limits: dict[str, int] = {}
@@ -116,7 +117,9 @@ class DraftLimits(_Scheduler):
         if drafting is Drafting.OFF:
             self._draft_limits[request.request_id] = 0
         elif drafting is Drafting.CHAIN and self._tree is not None:
-            self._draft_limits[request.request_id] = self._tree.depth
+            # What a request predicts is a chain too, and may be longer than trees are deep.
+            predicts = self._predicted and prediction_of(request.sampling_params)
+            self._draft_limits[request.request_id] = self._levels if predicts else self._tree.depth
         else:
             self._draft_limits.pop(request.request_id, None)
 

@@ -188,7 +188,7 @@ def _arguments(layer: Any, levels: int) -> LayerArguments:
     window = max(window or 0, 0)
     if 0 < window <= levels:
         raise ConfigurationError(
-            f"speculative-config key 'tree_depth' is {levels}, but at most {window - 1} fits the sliding window of "
-            f"layer {name!r}."
+            f"speculative-config keys 'tree_depth' and 'prediction_tokens' allow drafts of {levels} levels, but at "
+            f"most {window - 1} fit the sliding window of layer {name!r}."
         )
     return {"scale": impl.scale, "soft_cap": float(impl.logits_soft_cap or 0), "sliding_window": window}

@@ -36,6 +36,8 @@ class TreeLayout:
     """Nodes that a node sees as bits, ``[V, query, words]`` int32."""
     longest: int
     """At least the number of tokens of the longest request, its rows included."""
+    levels: int
+    """The most nodes that one walk can accept."""
     chains: bool
     """Whether causal attention is right for every request."""
     chain_positions: Tensor | None = None
@@ -79,9 +81,10 @@ class TreeLayout:
             )
 
     def accepted(self, path: Tensor, num_accepted: Tensor) -> "AcceptedPaths":
-        """The rows of each request's accepted ``path`` ``[R, levels + 1]`` of nodes, root first, of which the first
-        ``num_accepted`` ``[R]`` count; ``R`` is at least ``V``."""
-        source, destination = accepted_rows(self.starts[:-1], path[: self.requests], num_accepted[: self.requests])
+        """The rows of each request's accepted ``path`` ``[R, levels + 1 or more]`` of nodes, root first, of which the
+        first ``num_accepted`` ``[R]`` count; ``R`` is at least ``V``."""
+        path = path[: self.requests, : self.levels + 1].contiguous()
+        source, destination = accepted_rows(self.starts[:-1], path, num_accepted[: self.requests])
         return AcceptedPaths(source, destination, self.prefix_lens, in_order=self.chains)
 
 

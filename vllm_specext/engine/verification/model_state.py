@@ -47,10 +47,12 @@ def _for_trees(base: Any) -> type[ModelState]:
             super().__init__(*args)
             shape = self.vllm_config.speculative_config.tree
             recorded = records_passes(self.vllm_config)
-            self.steps = TreeSteps(TreeStates(shape, self.max_num_reqs, self.max_model_len, self.device, recorded))
+            levels = self.vllm_config.speculative_config.levels
+            trees = TreeStates(shape, self.max_num_reqs, self.max_model_len, self.device, recorded, levels)
+            self.steps = TreeSteps(trees)
             layers = get_layers_from_vllm_config(self.vllm_config, Attention)
             self._layers = {name: layer for name, layer in layers.items() if not layer.is_draft_layer}
-            wrap_target_layers(self._layers.values(), shape.depth)
+            wrap_target_layers(self._layers.values(), levels)
             capture_no_mixed_batches(self.vllm_config.compilation_config)
 
         def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:

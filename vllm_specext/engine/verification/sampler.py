@@ -111,7 +111,7 @@ class TreeVerifier(TargetOnlyVerifier):
         self, drawn: Tensor, drafted: Tensor, cu_num_logits: Tensor, request_slots: Tensor
     ) -> tuple[Tensor, Tensor]:
         parents = self.trees.topology.parents[request_slots]
-        emitted, num_sampled, path = accept_tree(drawn, drafted, cu_num_logits, parents, self.trees.shape.depth)
+        emitted, num_sampled, path = accept_tree(drawn, drafted, cu_num_logits, parents, self.trees.levels)
         self._walked.append((path, num_sampled))
         return emitted, num_sampled
 
@@ -121,4 +121,4 @@ class TreeVerifier(TargetOnlyVerifier):
 
     def _starts(self, requests: int) -> list[int]:
         """First rows of the paths of so many ``requests``: a path has a row for the root and one for each level."""
-        return [request * (self.trees.shape.depth + 1) for request in range(requests + 1)]
+        return [request * (self.trees.levels + 1) for request in range(requests + 1)]

@@ -16,21 +16,30 @@ from vllm_specext.kernels.tree_layout import lay_out
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.topology import Topology
 
+Flags = np.ndarray | bool
+
 
 class TreeStates:
     """The trees of all request slots; until the first draft they are chains."""
 
     def __init__(
-        self, shape: TreeShape, max_num_reqs: int, max_model_len: int, device: torch.device, recorded: bool = False
+        self,
+        shape: TreeShape,
+        max_num_reqs: int,
+        max_model_len: int,
+        device: torch.device,
+        recorded: bool = False,
+        levels: int = 0,
     ) -> None:
         """``shape``: the largest tree; ``max_num_reqs``: ``S``; ``recorded``: whether passes over trees are replayed
-        on longer requests, so that their bound is the model's."""
-        self.shape = shape
+        on longer requests, so that their bound is the model's; ``levels``: of chains longer than trees are deep."""
+        self.shape, self.levels = shape, max(levels, shape.depth)
         self.last_position = max_model_len - 1
         self.recorded = recorded
         self.device = device
         self.topology = Topology.chain(max_num_reqs, shape.nodes, device)
         self.is_chain = np.ones(max_num_reqs, dtype=bool)
+        self.is_long = np.zeros(max_num_reqs, dtype=bool)
         self.causal = self.topology.ancestors[0].clone()
         """Ancestors of a chain's nodes, ``[N + 1, words]``."""
         self._itself = torch.arange(shape.nodes + 1, device=device)
@@ -38,9 +47,17 @@ class TreeStates:
         self._visible = self.topology.ancestors.clone()
         self._prefix_lens = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
 
-    def write(self, batch: InputBatch, topology: Topology, is_chain: np.ndarray) -> None:
-        """Keep the trees just drafted for the requests of ``batch``. ``is_chain`` ``[R]`` bool: which are chains."""
-        slots, nodes = batch.idx_mapping, topology.parents.shape[1]
+    def write(
+        self,
+        slots: Tensor,
+        slots_np: np.ndarray,
+        topology: Topology,
+        is_chain: np.ndarray | bool,
+        is_long: np.ndarray | bool = False,
+    ) -> None:
+        """Keep the trees just drafted for the requests in ``slots`` ``[R]``, which are on the device and on the host.
+        ``is_chain`` and ``is_long``, ``[R]`` or one for all: which are chains, and longer ones than trees are deep."""
+        nodes = topology.parents.shape[1]
         self.topology.parents[slots, :nodes] = topology.parents
         self.topology.depths[slots, :nodes] = topology.depths
         words = topology.ancestors.shape[2]
@@ -48,7 +65,7 @@ class TreeStates:
         if nodes < self.topology.parents.shape[1]:
             # Whatever is scheduled beyond what was drafted is padding, and not a part of an older tree.
             self.topology.parents[slots, nodes:] = self._itself[nodes:]
-        self.is_chain[batch.idx_mapping_np] = is_chain
+        self.is_chain[slots_np], self.is_long[slots_np] = is_chain, is_long
 
     def lay_out(self, batch: InputBatch, prefill_lens: Tensor) -> TreeLayout | None:
         """Lay out the trees that ``batch`` verifies, whose positions become those of the nodes' depths; ``None`` where
@@ -83,6 +100,7 @@ class TreeStates:
             query=int(drafted.max()) + 1,
             starts=batch.query_start_loc,
             longest=longest,
+            levels=self.levels if self.is_long[batch.idx_mapping_np[:requests]].any() else self.shape.depth,
             chains=bool(self.is_chain[batch.idx_mapping_np[:requests]].all()),
             chain_positions=chain_positions,
         )
@@ -112,6 +130,7 @@ class TreeStates:
         query: int,
         starts: Tensor,
         longest: int,
+        levels: int | None = None,
         chains: bool = False,
         chain_positions: Tensor | None = None,
     ) -> TreeLayout:
@@ -123,6 +142,7 @@ class TreeStates:
             prefix_lens=self._prefix_lens[:requests],
             visible=self._visible[:requests, :query],
             longest=longest,
+            levels=self.shape.depth if levels is None else levels,
             chains=chains,
             chain_positions=chain_positions,
         )

@@ -7,7 +7,7 @@ from vllm_specext.methods.griffin.checkpoint import check_against_target, read_s
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.options.base import CHOICE_KEYS
-from vllm_specext.options.trees import GriffinOptions
+from vllm_specext.options.trees import TREE_KEYS, GriffinOptions
 from vllm_specext.refusals import Launch
 
 
@@ -16,7 +16,7 @@ def prepare(options: GriffinOptions, launch: Launch) -> Prepared:
     directory = drafter_directory(options.model, options.revision)
     shape = read_shape(directory)
     check_against_target(shape, launch.model.get_hidden_size(), launch.model.get_vocab_size())
-    ours = {"method", "model", "revision", *CHOICE_KEYS, "tree_depth", "tree_top_k", *VOCABULARY_KEYS}
+    ours = {"method", "model", "revision", *CHOICE_KEYS, *TREE_KEYS, *VOCABULARY_KEYS}
     fields = options.model_dump(exclude=ours, exclude_none=True)
     overrides = {
         "vocab_size": shape.vocab_size,

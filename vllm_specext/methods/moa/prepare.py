@@ -11,7 +11,7 @@ from vllm_specext.methods.moa.checkpoint import MoAShape, TargetSizes, check_aga
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.options.base import CHOICE_KEYS
-from vllm_specext.options.trees import MoAOptions
+from vllm_specext.options.trees import TREE_KEYS, MoAOptions
 from vllm_specext.refusals import LLAMA_LIKE, Launch
 
 
@@ -50,8 +50,8 @@ def prepare(options: MoAOptions, launch: Launch) -> Prepared:
             f"method 'moa' with target_layer_inference {inference} cannot be combined with --enable-lora, because the "
             "target's last layers would run over drafted tokens without their adapters; target_layer_inference 0 can."
         )
-    tree = {"tree_depth", "tree_top_k", "target_layer_inference"}
-    ours = {"method", "model", "revision", *CHOICE_KEYS, *tree, *VOCABULARY_KEYS}
+    own = {"method", "model", "revision", "target_layer_inference"}
+    ours = own | CHOICE_KEYS | TREE_KEYS | set(VOCABULARY_KEYS)
     fields = options.model_dump(exclude=ours, exclude_none=True)
     vocabulary = draft_vocabulary(options, launch, directory)
     return Prepared({**fields, "model": str(directory)}, _overrides(shape, inference), vocabulary)

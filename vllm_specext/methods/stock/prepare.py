@@ -8,10 +8,10 @@ from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.options.base import CHOICE_KEYS
 from vllm_specext.options.stock import StockDrafterOptions
-from vllm_specext.options.trees import TreeOptions
+from vllm_specext.options.trees import TREE_KEYS, TreeOptions
 from vllm_specext.refusals import Launch
 
-_OURS = {"method", "model", "revision", "tree_depth", "tree_top_k", *CHOICE_KEYS}
+_OURS = {"method", "model", "revision", *TREE_KEYS, *CHOICE_KEYS}
 
 
 def fields_of(options: TreeOptions) -> dict[str, Any]:
