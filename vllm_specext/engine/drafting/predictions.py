@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from vllm_specext.engine.drafting.new_tokens import NewTokens
+from vllm_specext.engine.drafting.new_tokens import new_tokens
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.requests import Drafting, prediction_of
 from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.options.base import Predicted
 from vllm_specext.tree.place import Place
 from vllm_specext.tree.topology import Topology
+
+OFF = int(Drafting.OFF)
+"""Comparing an array with a member of an enumeration takes ten times as long."""
 
 
 @dataclass
@@ -43,6 +46,14 @@ class Chains:
     """``[R, n]`` int64; a request's padding follows its tokens."""
     lengths: np.ndarray
     """``[R]``; 0 for a request without a prediction, or whose thread is lost."""
+
+    @classmethod
+    def of(cls, found: dict[int, np.ndarray], step: Step) -> "Chains":
+        """What was ``found`` for requests, by their place in the step."""
+        tokens, lengths = np.zeros((step.requests, step.length), np.int64), np.zeros(step.requests, np.int64)
+        for place, given in found.items():
+            tokens[place, : len(given)], lengths[place] = given, len(given)
+        return cls(tokens, lengths)
 
 
 class Predictions:
@@ -84,19 +95,17 @@ class Predictions:
         slots = step.batch.idx_mapping_np.tolist()
         if not step.length or self._texts.keys().isdisjoint(slots):
             return None
-        new = NewTokens(step, ids, self._most + 1)
-        wanted = drafting[step.batch.idx_mapping_np] != Drafting.OFF
+        new = new_tokens(step, ids, self._most + 1)
         most = min(step.length, self._predicted.tokens)
-        tokens, lengths = np.zeros((step.requests, step.length), np.int64), np.zeros(step.requests, np.int64)
-        for place in new.decided[wanted[new.decided]].tolist():
+        found: dict[int, np.ndarray] = {}
+        for place in new.decided.tolist():
             text = self._texts.get(slots[place])
-            if text is None:
+            if text is None or drafting[slots[place]] == OFF:
                 continue
             text.follow(new.after(place, text.known))
-            given = text.place.draft(most)
-            lengths[place] = len(given)
-            tokens[place, : len(given)] = given
-        return Chains(tokens, lengths) if lengths.any() else None
+            if len(given := text.place.draft(most)):
+                found[place] = given
+        return Chains.of(found, step) if found else None
 
 
 def with_predicted(drafts: Drafts, chains: Chains, step: Step, trees: TreeStates | None) -> Drafts:

@@ -22,7 +22,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
-from vllm_specext.engine.drafting.new_tokens import NewTokens
+from vllm_specext.engine.drafting.new_tokens import new_tokens
 from vllm_specext.engine.drafting.recorded_passes import RecordedPasses
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
@@ -170,7 +170,7 @@ class ForeignSpeculator(StepSpeculator):
         """Take what the texts have grown by; the places of the requests that have sampled a token in this step and want
         drafts."""
         batch = step.batch
-        new = NewTokens(step, self.req_states.all_token_ids.gpu, self.num_speculative_steps + 1)
+        new = new_tokens(step, self.req_states.all_token_ids.gpu, self.num_speculative_steps + 1)
         wanted = self.model_state.drafting[batch.idx_mapping_np] != Drafting.OFF
         places: list[int] = new.decided[wanted[new.decided]].tolist()
         grown = []
