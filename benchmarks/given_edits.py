@@ -6,7 +6,7 @@ The bundled target continues text and cannot follow an instruction to edit. So w
 greedy answer to the beginning of a file of Python's standard library, and the prediction is this answer with a word
 changed in each of three lines: as much of it is wrong as of a file that is predicted to stay as it is and gets three
 lines changed. One engine answers every prompt without a prediction, with this one, with random tokens, and with the
-answer to another file, in turns. A second engine has GRIFFIN's trees, and reads predictions before it drafts one.
+answer to another file, in random order. A second engine has GRIFFIN's trees, and reads predictions before it drafts one.
 Speed is the processor time of the engine's thread. Writes ``given_edits.json``.
 """
 
@@ -123,9 +123,9 @@ def measure(files: int, method: str) -> dict[str, Any]:
             "random tokens": [drawn.randrange(vocabulary) for _ in range(ANSWER)],
             "another file's answer": other,
         }
-        turns = list(predictions)
         row: dict[str, Any] = {"file": name}
-        for kind in turns[place % len(turns) :] + turns[: place % len(turns)]:
+        # In any order: an answer that takes many passes leaves the processor's caches as few passes do not.
+        for kind in drawn.sample(list(predictions), len(predictions)):
             seen = ask(prompt, predictions[kind])
             row[kind] = seen | {"identical": seen.pop("tokens") == answer}
         rows.append(row)
