@@ -6,8 +6,8 @@ The bundled target continues text and cannot follow an instruction to edit. So w
 greedy answer to the beginning of a file of Python's standard library, and the prediction is this answer with a word
 changed in each of three lines: as much of it is wrong as of a file that is predicted to stay as it is and gets three
 lines changed. One engine answers every prompt without a prediction, with this one, with random tokens, and with the
-answer to another file, in random order. A second engine has GRIFFIN's trees, and reads predictions before it drafts one.
-Speed is the processor time of the engine's thread. Writes ``given_edits.json``.
+answer to another file, in random order. A second engine has GRIFFIN's trees, and reads predictions before it drafts
+one. Speed is the processor time of the engine's thread. Writes ``given_edits.json``.
 """
 
 import argparse
