@@ -40,7 +40,9 @@ def train(name: str, rows: Path, run: Path, processes: int) -> Path:
     """The folder of the trained drafter."""
     command = [sys.executable, "-m", "vllm_specext", "train", name, f"--target={TARGET}", f"--data={rows}"]
     command += [f"--output={run}", f"--recipe={RECIPES / name}.toml", f"--max-length={LENGTH}", "--dtype=float32"]
-    subprocess.run([*command, "--temperature=0", f"--processes={processes}"], check=True)
+    status = subprocess.run([*command, "--temperature=0", f"--processes={processes}"], check=False).returncode
+    if status:
+        sys.exit(status)  # the command has said why
     return run / "drafter"
 
 
