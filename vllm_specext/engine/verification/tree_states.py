@@ -16,8 +16,6 @@ from vllm_specext.kernels.tree_layout import lay_out
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.topology import Topology
 
-Flags = np.ndarray | bool
-
 
 class TreeStates:
     """The trees of all request slots; until the first draft they are chains."""
