@@ -6,7 +6,7 @@ import pytest
 
 from vllm_specext.declaration import Keeps
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.measure.bundled import GRIFFIN_TREE, MOA_TREE, SLEM, SWIFT, TARGET
+from vllm_specext.measure.bundled import GRIFFIN_TREE, MOA_TREE, MODELS, SLEM, SWIFT, TARGET
 from vllm_specext.registry import METHODS
 
 
@@ -79,3 +79,10 @@ def test_a_key_that_is_given_twice_is_an_error(flag: str) -> None:
     value = {"spec_method": "griffin", "spec_model": "x", "spec_tokens": 3}[flag]
     with pytest.raises(ConfigurationError, match=f"is given twice, with --{flag.replace('_', '-')}"):
         configuration(GRIFFIN_TREE, **{flag: value})
+
+
+def test_a_method_that_reads_predictions_is_refused_what_given_is_refused() -> None:
+    griffin = {"method": "griffin", "model": str(MODELS / "griffin"), "num_speculative_tokens": 24}
+    configuration(griffin, skip_tokenizer_init=True)
+    with pytest.raises(ConfigurationError, match=r"^method 'griffin with predictions' .*--skip-tokenizer-init"):
+        configuration(griffin | {"prediction_tokens": 8}, skip_tokenizer_init=True)
