@@ -37,13 +37,13 @@ LIMITS = Welcome(0, "target", 2048, 1024, 62, 6, 7.0)
 
 
 def verify(ids: list[int], parents: list[int]) -> Verify:
-    return Verify(300, SESSION, 200, DIGEST, ids_to_bytes(ids), bytes(parents))
+    return Verify(300, SESSION, 200, DIGEST, ids_to_bytes(ids), bytes(parents), 198)
 
 
 TREE = verify([5, 9, 5, 7, 8], [0, 0, 1, 1, 3])
 CLIENTS: list[Any] = [
     Hello(0, 1, "ab" * 32, "int8"),
-    Open(1, SESSION, 200, DIGEST, 64, Sampling(7, temperature=0.7, top_p=0.9), 180, 0),
+    Open(1, SESSION, 200, DIGEST, 64, Sampling(7, temperature=0.7, top_p=0.9), 180),
     Tokens(2, SESSION, 0, ids_to_bytes(range(200))),
     TREE,
     Close(4, SESSION),
@@ -65,7 +65,7 @@ def test_messages_survive_a_frame() -> None:
 @pytest.mark.parametrize("nodes", [0, 1, 24, 62, 128])
 def test_a_tree_takes_five_bytes_for_a_node(nodes: int) -> None:
     around = 1 + len(b"_verify") + (1 + 2) + (2 + 16) + 2 + (2 + 8)  # up to the ids: number 300, length 200
-    headers = (2 if 4 * nodes < 256 else 3) + 2
+    headers = (2 if 4 * nodes < 256 else 3) + 2 + 2  # and the number of rows
     assert len(encode(verify([9] * nodes, [0] * nodes))) == around + headers + 5 * nodes
 
 
@@ -83,11 +83,11 @@ REFUSED: dict[str, tuple[Verify, str]] = {
     "no tree": (verify([1, 2], [0, 2]), "node 2 of a tree has parent 2"),
     "twins": (verify([4, 4], [0, 0]), "the same token"),
     "a token too large": (verify([2048], [0]), "token id 2048 is not one of the target's 2048"),
-    "too many levels": (verify(list(range(7)), list(range(7))), "7 levels, but at most 6"),
+    "too many levels": (verify(list(range(8)), [*range(7), 0]), "7 levels, but at most 6"),
     "too many nodes": (verify(list(range(63)), [0] * 63), "63 nodes, but at most 62"),
     "parents missing": (verify([1, 2], [0]), "2 token ids and 1 parents"),
     "half a token": (
-        Verify(0, SESSION, 9, DIGEST, b"\x01\x00\x00\x00\x02", b"\x00"),
+        Verify(0, SESSION, 9, DIGEST, b"\x01\x00\x00\x00\x02", b"\x00", 0),
         "5 bytes; each has 4",
     ),
 }
@@ -112,7 +112,7 @@ def test_what_is_no_tree_is_refused_in_a_sentence(name: str) -> None:
         (msgspec.msgpack.encode(["close", 1, b"short"]), "no message"),
         (msgspec.msgpack.encode(["close", -1, SESSION]), "no message"),
         (msgspec.msgpack.encode(["close", 1, SESSION, 2]), "no message"),
-        (msgspec.msgpack.encode(["open", 1, SESSION, 9, DIGEST, 1 << 40, [0], 9, 0]), "no message"),
+        (msgspec.msgpack.encode(["open", 1, SESSION, 9, DIGEST, 1 << 40, [0], 9]), "no message"),
         (b"\x91" * 5000, "no message"),
         (bytes(MAX_FRAME + 1), "at most 65536"),
     ],
@@ -148,11 +148,17 @@ def test_a_hundred_thousand_damaged_frames_are_a_message_or_refused() -> None:
                 trees += 1
                 assert (tree.parents <= np.arange(len(tree.ids))).all()
                 assert (tree.ids < LIMITS.vocabulary).all()
-                assert tree.levels <= LIMITS.max_levels
+                assert tree.levels <= LIMITS.max_levels or tree.levels == len(tree.ids)
         except MalformedError:
             continue
     assert messages > 1000
     assert trees > 100
+
+
+def test_a_chain_may_be_as_long_as_trees_are_large() -> None:
+    chain = verify(list(range(62)), list(range(62)))
+    assert Drafted.of(chain, LIMITS).levels == 62
+    assert Drafted.chain(list(range(62))).parents.tolist() == list(chain.parents)
 
 
 def test_the_branch_under_a_token_is_a_tree_of_its_own() -> None:

@@ -20,7 +20,8 @@ class Drafted:
 
     @classmethod
     def of(cls, message: Verify, limits: Welcome) -> "Drafted":
-        """The tree of a message, if it is one, and not larger than ``limits`` allow.
+        """The tree of a message, if it is one, and not larger than ``limits`` allow. A chain may be as long as trees
+        are large.
 
         Raises ``MalformedError``.
         """
@@ -35,11 +36,16 @@ class Drafted:
             if parent >= node:
                 raise MalformedError(f"node {node} of a tree has parent {parent}, which does not come before it.")
             levels.append(levels[parent] + 1)
-        if max(levels) > limits.max_levels:
+        is_chain = max(levels) == len(ids)
+        if max(levels) > limits.max_levels and not is_chain:
             raise MalformedError(f"a tree has {max(levels)} levels, but at most {limits.max_levels} are allowed.")
         if len(set(zip(parents.tolist(), ids.tolist(), strict=True))) < len(ids):
             raise MalformedError("two children of one node of a tree hold the same token.")
         return cls(ids, parents, max(levels))
+
+    @classmethod
+    def chain(cls, ids: list[int]) -> "Drafted":
+        return cls(np.array(ids, dtype=np.int64), np.arange(len(ids)), len(ids))
 
     def under(self, token: int) -> "Drafted":
         """What is drafted after the root's child that holds ``token``, which becomes the root."""

@@ -66,7 +66,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 class Open(Message, frozen=True, tag="open"):
     """A session with a text of ``length`` tokens, of which the server asks for what it lacks. A session that the server
-    has already goes on."""
+    has already goes on, and belongs to this connection from now on: what another one still says of it is too late."""
 
     number: Number
     session: Session
@@ -77,8 +77,6 @@ class Open(Message, frozen=True, tag="open"):
     sampling: Sampling
     prompt: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     """How many tokens of the text are the prompt's; the rest is of an answer that was begun."""
-    rows: Length
-    """How many tokens' rows the client has."""
 
 
 class Tokens(Message, frozen=True, tag="tokens"):
@@ -100,6 +98,8 @@ class Verify(Message, frozen=True, tag="verify"):
     digest: Digest
     ids: Annotated[bytes, Meta(max_length=MAX_NODES * TOKEN_BYTES)]
     parents: Annotated[bytes, Meta(max_length=MAX_NODES)]
+    rows: Length
+    """How many tokens' rows the client has."""
 
 
 class Close(Message, frozen=True, tag="close"):
@@ -124,7 +124,8 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Need(Message, frozen=True, tag="need"):
-    """The server lacks the tokens of the text from ``first`` on."""
+    """Answers ``Open``, and the last of its ``Tokens``: the server lacks the text from token ``first`` on, which is its
+    length where it lacks nothing."""
 
     number: Number
     first: Length
