@@ -165,8 +165,9 @@ class _Answer:
         how = (self._max_tokens, self._sampling, text.prompt)
         opened = Open(client.number(), self._session, len(known), digest(known), *how)
         need = await exchange.ask(opened)
-        while isinstance(need, Need) and need.first < len(known):
-            need = await self._tell(exchange, known, need.first)
+        for _ in range(2):  # once more where the server had another text
+            if isinstance(need, Need) and need.first < len(known):
+                need = await self._tell(exchange, known, need.first)
         if need != Need(need.number, len(known)):
             raise RefusedError("the server answers something else than it was asked.")
         self._is_open = True
