@@ -52,28 +52,21 @@ STOCK_FIRST = [STOCK] if has_stock_row() else []
 @pytest.mark.slow
 def test_a_sweep_compares_a_tree_with_plain_decoding_and_vllms_own(tmp_path: Path) -> None:
     small = ("--rounds", "1", "--concurrency", "2", "--tokens", "24", "--prompts-per-task", "2")
-    configs = ("--config", f"tree={json.dumps(GRIFFIN_TREE)}", "--config", f"vllm-tli={json.dumps(VLLM_TLI)}")
-    rows = bench("sweep", *small, *configs, "--nodes", "0", "--nodes", "24", output=tmp_path)["rows"]
+    config = f"tree={json.dumps(GRIFFIN_TREE)}"
+    rows = bench("sweep", *small, "--config", config, "--nodes", "24", output=tmp_path)["rows"]
     found = {(row["method"], row["num_speculative_tokens"]): row for row in rows}
     assert list(found) == [
         *((name, None) for name in STOCK_FIRST),
         ("plain", None),
         ("ngram", 4),
         ("eagle3", 4),
-        ("eagle3-tree", 0),
         ("eagle3-tree", 24),
-        ("tree", 0),
         ("tree", 24),
-        ("vllm-tli", 4),
     ]
     assert "spec_decode_num_drafts" not in found["plain", None]
     assert found["eagle3", 4]["spec_decode_acceptance_length"] > 1.5
-    assert found["vllm-tli", 4]["spec_decode_acceptance_length"] > 1.2
     for name in ("eagle3-tree", "tree"):
-        assert "spec_decode_num_drafts" not in found[name, 0]
-        assert found[name, 0]["ratio_to_no_nodes"] == 1
         row = found[name, 24]
-        assert row["ratio_to_no_nodes"] > 0
         # The context's end cuts a draft, nothing makes it larger.
         assert 0.8 * 24 < row["spec_decode_draft_tokens"] / row["spec_decode_num_drafts"] <= 24
         assert row["spec_decode_acceptance_length"] > 2
@@ -95,14 +88,15 @@ def chats(folder: Path) -> Path:
 @pytest.mark.slow
 def test_chats_of_several_turns_get_the_tokens_of_plain_decoding_greedily_and_drawn(tmp_path: Path) -> None:
     given = ("--prompts", str(chats(tmp_path)), "--temperature", "0", "--temperature", "1", "--top-p", "0.95")
-    config = f"tree={json.dumps(GRIFFIN_TREE)}"
-    results = bench("acceptance", *given, "--quick", "--tokens", "16", "--config", config, output=tmp_path)
+    configs = ("--config", f"tree={json.dumps(GRIFFIN_TREE)}", "--config", f"vllm-tli={json.dumps(VLLM_TLI)}")
+    results = bench("acceptance", *given, "--quick", "--tokens", "16", *configs, output=tmp_path)
     assert results["prompts"]["counted_by_task"] == {"coding": 2, "writing": 1}
     rows = {(row["method"], row["temperature"]): row for row in results["rows"] if row["task"] == "all"}
-    assert {method for method, _ in rows} == {"plain", "ngram", "eagle3", "eagle3-tree", "tree"}
+    assert {method for method, _ in rows} == {"plain", "ngram", "eagle3", "eagle3-tree", "tree", "vllm-tli"}
     promised = {key for key, row in rows.items() if row["same_tokens_promised"]}
     assert {("plain", 1), ("tree", 1), ("eagle3-tree", 1)} <= promised
-    assert ("eagle3", 1) not in promised
+    assert promised.isdisjoint({("eagle3", 1), ("vllm-tli", 1)})
+    assert rows["vllm-tli", 0]["spec_decode_acceptance_length"] > 1
     assert rows["tree", 0]["spec_decode_acceptance_length"] > rows["tree", 1]["spec_decode_acceptance_length"] > 1
     with (tmp_path / "acceptance-by-position.csv").open(newline="") as file:
         (drawn,) = (

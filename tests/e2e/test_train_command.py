@@ -1,7 +1,6 @@
 """From raw chats to a served drafter: two training processes, an interruption, a process that is killed, and the same
 command again after each."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     training = Training(tmp_path_factory.mktemp("training"), TARGET, "--processes=2", "--temperature=0")
     process = training.start()
     wait_for(lambda: len(training.log()) >= 1, process)
-    process.send_signal(signal.SIGTERM)
+    process.terminate()
     assert process.wait(120) == 3, training.output.read_text()
     assert "interrupted in stage train: its state is written; the same command goes on" in training.output.read_text()
     process = training.start()
@@ -97,9 +96,9 @@ def test_done_stages_are_not_made_again_and_another_recipe_is_refused(training: 
     status, told = training.run()
     assert status == 0, told
     assert all(f"{stage}: done already" in told for stage in ("1/4 prepare", "2/4 train", "3/4 export", "4/4 check"))
-    training.command.append("--set=packs=4")
+    training.arguments.append("--set=packs=4")
     status, told = training.run()
     assert status == 2
     assert "was begun with recipe.packs 2, but recipe.packs is 4 now" in told
     assert "Traceback" not in told
-    training.command.pop()
+    training.arguments.pop()

@@ -6,12 +6,13 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from vllm_specext.measure.forks import Fork
 
 _SMALL = """
 warmup_steps = 2
@@ -29,6 +30,7 @@ TWO_STAGES = f"""
 steps = [24, 8]
 learning_rates = [8e-3, 4.8e-3]
 {_SMALL}"""
+PROGRAM = "tests.e2e.forked_stages:main"
 MODULE = "vllm_specext.training.pipeline.train"
 
 
@@ -56,18 +58,17 @@ class Training:
         self.run_folder = folder / "run"
         write_chats(folder / "chats.jsonl", chats)
         (folder / "small.toml").write_text(recipe)
-        self.command = [
-            *(sys.executable, "-m", "vllm_specext", "train", method, f"--target={target}"),
+        self.arguments = [
+            *("train", method, f"--target={target}"),
             *(f"--data={folder / 'chats.jsonl'}", f"--output={self.run_folder}", f"--recipe={folder / 'small.toml'}"),
             *("--max-length=160", "--dtype=float32", *options),
         ]
         self.output = folder / "output.txt"
 
-    def start(self) -> "subprocess.Popen[bytes]":
-        with self.output.open("wb") as output:
-            return subprocess.Popen(
-                self.command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
+    def start(self) -> Fork:
+        self.output.unlink(missing_ok=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return Fork(PROGRAM, self.arguments, environment=environment, stdout=self.output, stderr=self.output)
 
     def run(self) -> tuple[int, str]:
         """Exit status, and all that was printed."""
@@ -86,7 +87,7 @@ class Training:
         return "\n".join(f"{file}: {file.read_text()[-2000:]}" for file in sorted(self.run_folder.glob("logs/*")))
 
 
-def wait_for(condition: Any, process: "subprocess.Popen[bytes]", seconds: float = 600) -> None:
+def wait_for(condition: Any, process: Fork, seconds: float = 600) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, "the command has ended"

@@ -17,8 +17,8 @@ import torch
 from tests import forks
 from tests.engine.workload import DRAFT_VOCABULARY, DRAFTS, EAGLE3, GRIFFIN, MOA, TARGET, requests
 
-ROUND = requests(36)
-AGAIN = ROUND[:9]
+ROUND = requests(24)
+AGAIN = ROUND[:6]
 """Asked a second time, when the prefix cache has their blocks."""
 
 Result = dict[str, Any]

@@ -22,7 +22,9 @@ DRAFTERS: dict[str, tuple[Path, dict[str, Any], str, float]] = {
 }
 
 
-@pytest.mark.parametrize("method", DRAFTERS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name == "moa" else pytest.mark.extended) for name in DRAFTERS]
+)
 def test_the_engine_refuses_the_tensor_by_its_name_in_the_file(method: str, tmp_path: Path) -> None:
     source, options, name, value = DRAFTERS[method]
     drafter = Path(shutil.copytree(source, tmp_path / "drafter"))

@@ -50,10 +50,10 @@ def test_trees_of_dflash_give_the_tokens_of_plain_decoding(
     assert differing(result, plain) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > ACCEPTED
     assert result["counters"]["vllm:prefix_cache_hits"] > 0
-    assert result["sizes"][str(nodes)] > 100
+    assert result["sizes"][str(nodes)] > 60
     if llm:
         assert result["counters"]["vllm:num_preemptions"] >= 1
-        assert len(truncated(result, nodes)) >= 5
+        assert len(truncated(result, nodes)) >= 3
 
 
 @pytest.mark.parametrize("schedule", [None, [[1, 2, 59], [3, 4, 24], [5, 6, 4], [7, 8, 0]]])
@@ -65,6 +65,7 @@ def test_chains_and_trees_by_load_give_the_tokens_of_plain_decoding(
     assert differing(engines(config, keep_async=True), plain) == []
 
 
+@pytest.mark.extended
 def test_trees_drafted_in_graphs_are_those_drafted_without(engines: Engines, plain: Result) -> None:
     """What CUDA graphs would replay is recorded, padded as they are."""
     result = engines(dflash(24, 10), graphs=[2, 5, 8], keep_async=True)

@@ -62,12 +62,12 @@ def test_trees_give_the_tokens_of_plain_decoding(
     assert result["v2"]
     assert result["async"] == asynchronous
     assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 300
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 130
     assert result["counters"]["vllm:prefix_cache_hits"] > 0
-    assert result["sizes"][str(nodes)] > 100
+    assert result["sizes"][str(nodes)] > 60
     if llm:
-        assert result["counters"]["vllm:num_preemptions"] >= 5
-        assert len(truncated(result, nodes)) >= 5
+        assert result["counters"]["vllm:num_preemptions"] >= 3
+        assert len(truncated(result, nodes)) >= 3
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_chains_and_trees_by_load_give_the_tokens_of_plain_decoding(
     by_load = {"num_speculative_tokens_per_batch_size": schedule}
     result = engines(trees(drafter, 59, 10, **by_load) if schedule else trees(drafter, DRAFTS, 1), keep_async=True)
     assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
 
 
 def test_trees_drafted_in_graphs_are_those_drafted_without(engines: Engines, plain: Result, drafter: Path) -> None:

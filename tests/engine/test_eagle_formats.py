@@ -174,21 +174,21 @@ def test_safeailabs_layout(alone: Engines, plain: Result, tmp_path: Path) -> Non
     said = Counter(token for output in plain["outputs"] for token in output["ids"])
     result = draft(alone, safeailab(tmp_path / "drafter", said))
     assert differing(result, plain) == []
-    assert accepted(result) > 300
+    assert accepted(result) > 200
 
 
 @pytest.mark.extended
 def test_specforges_layout(alone: Engines, plain: Result, as_bundled: int, tmp_path: Path) -> None:
     result = draft(alone, specforge(tmp_path / "drafter"))
     assert differing(result, plain) == []
-    assert accepted(result) == as_bundled > 300
+    assert accepted(result) == as_bundled > 200
 
 
 @pytest.mark.extended
 def test_speculators_layout(alone: Engines, plain: Result, as_bundled: int, tmp_path: Path) -> None:
     result = draft(alone, speculators(tmp_path / "drafter"))
     assert differing(result, plain) == []
-    assert accepted(result) == as_bundled > 300
+    assert accepted(result) == as_bundled > 200
 
 
 @pytest.mark.extended
@@ -242,18 +242,14 @@ def test_a_layer_with_a_window(alone: Engines, plain: Result, as_bundled: int, t
     assert 300 < accepted(result) < as_bundled
 
 
-def test_eagle_1(alone: Engines, plain: Result, tmp_path: Path) -> None:
-    result = draft(alone, eagle1(tmp_path / "drafter"), "eagle-tree")
-    assert differing(result, plain) == []
-    assert accepted(result) > 0
-
-
-def test_eagle_1_as_griffin(alone: Engines, plain: Result, tmp_path: Path) -> None:
+def test_eagle_1_and_as_griffin(alone: Engines, plain: Result, tmp_path: Path) -> None:
     """Served as it is, and converted: the same drafts as method eagle-tree's, but for sums in another order."""
     folder = eagle1(tmp_path / "drafter")
     done = CliRunner().invoke(app, ["convert", str(folder), str(tmp_path / "griffin"), "--to", "griffin"])
     assert done.exit_code == 0, done.output
     as_eagle = draft(alone, folder, "eagle-tree")
+    assert differing(as_eagle, plain) == []
+    assert accepted(as_eagle) > 0
     for drafter in (folder, tmp_path / "griffin"):
         result = draft(alone, drafter, "griffin")
         assert differing(result, plain) == []

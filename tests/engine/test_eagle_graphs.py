@@ -7,6 +7,8 @@ import pytest
 from tests.engine.conftest import Result, eagle3
 from tests.engine.test_lossless import differing
 
+pytestmark = pytest.mark.extended  # the graphs are those of GRIFFIN's trees (test_trees.py)
+
 Engines = Callable[..., Result]
 
 SIZES = [2, 5, 8]
@@ -27,7 +29,6 @@ def test_trees_grown_in_graphs_are_those_grown_without(engines: Engines, in_grap
         assert in_graphs["counters"][counter] == pytest.approx(eager[counter], rel=0.02)
 
 
-@pytest.mark.extended
 def test_states_of_the_step_before_would_be_noticed(engines: Engines, in_graphs: Result) -> None:
     late = engines(eagle3(24, 4), graphs=SIZES, keep_async=True, sabotage="read_states_of_the_step_before")
     assert late["counters"][ACCEPTED] < 0.5 * in_graphs["counters"][ACCEPTED]

@@ -41,7 +41,7 @@ def test_deterministic_drafts_give_the_tokens_of_plain_decoding(
 ) -> None:
     result = engines(foreign(method, drafter))
     assert differing(result, plain) == []
-    assert accepted(result) > 100
+    assert accepted(result) > 60
 
 
 def test_nor_are_tokens_changed_by_a_short_context_and_a_small_cache(
@@ -62,7 +62,7 @@ def test_compiled_drafters_give_the_tokens_of_compiled_plain_decoding(engines: E
     compiled = {"enforce_eager": False}
     result = engines(foreign("slem", FOREIGN_BPE) | compiled)
     assert differing(result, engines(compiled)) == []
-    assert accepted(result) > 100
+    assert accepted(result) > 60
 
 
 def test_believing_every_draft_is_noticed(engines: Engines, plain: Result) -> None:
@@ -84,9 +84,9 @@ def test_greedy_requests_have_the_tokens_of_plain_decoding_where_drafts_are_draw
     result = engines(DRAWN[method], rounds=[[ASKED[index] for index in served]])
     same = [{"outputs": [plain["outputs"][index] for index in served]}]
     greedy = {place for place, index in enumerate(served) if ASKED[index]["sampling"]["temperature"] == 0}
-    assert len(greedy) > 12
+    assert len(greedy) > 8
     assert greedy.isdisjoint(differing(result, same[0]))
-    assert accepted(result) > 50
+    assert accepted(result) > 30
 
 
 LISTING = ({"logprob_token_ids": [198, 11, 220]}, {"logprobs": 2}, {"logprob_token_ids": [5], "logprobs": 1}, {})

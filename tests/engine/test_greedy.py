@@ -64,7 +64,7 @@ def test_greedy_and_mixed_batches_give_the_tokens_of_vllms_sampler(
 ) -> None:
     result = engines(llm, rounds=ROUNDS, keep_async=False)
     assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
     for one, other in zip(result["outputs"], plain["outputs"], strict=True):
         for kind in ("logprobs", "prompt_logprobs"):
             assert len(one[kind]) == len(other[kind])

@@ -73,7 +73,7 @@ def test_trees_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(
     assert plain["v2"]
     assert trees["v2"]
     assert differing(trees, plain) == set()
-    assert trees["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert trees["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
 
 
 def test_predictions_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(engines: Engines, adapter: Path) -> None:

@@ -53,7 +53,7 @@ def test_chains_give_the_tokens_of_plain_decoding(
     assert result["v2"]
     assert result["async"] == asynchronous
     assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
     assert result["counters"]["vllm:prefix_cache_hits"] > 0
     assert (result["counters"]["vllm:num_preemptions"] > 0) == bool(llm)
 
@@ -64,7 +64,7 @@ def test_compiled_chains_give_the_tokens_of_requests_without_drafts(engines: Eng
     compiled = chain(engines, {"enforce_eager": False}, rounds=[ROUND, without_drafts(ROUND)])
     drafted, plain = ({"outputs": compiled["outputs"][part]} for part in (slice(len(ROUND)), slice(len(ROUND), None)))
     assert differing(drafted, plain) == []
-    assert compiled["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert compiled["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
 
 
 def test_plain_decoding_and_drafts_have_the_same_arithmetic(engines: Engines, plain: Result) -> None:
@@ -82,7 +82,7 @@ def test_plain_decoding_and_drafts_have_the_same_arithmetic(engines: Engines, pl
 def test_compiled_chains_give_the_tokens_of_compiled_plain_decoding(engines: Engines) -> None:
     compiled = chain(engines, {"enforce_eager": False})
     assert differing(compiled, engines({"enforce_eager": False})) == []
-    assert compiled["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert compiled["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
 
 
 @pytest.mark.extended

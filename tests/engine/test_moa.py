@@ -42,9 +42,9 @@ def test_moa_gives_the_tokens_of_plain_decoding(
     assert result["async"] == asynchronous
     assert differing(result, plain) == []
     assert result["counters"]["vllm:prefix_cache_hits"] > 0
-    assert result["sizes"][str(nodes)] > 100
+    assert result["sizes"][str(nodes)] > 60
     if llm:
-        assert result["counters"]["vllm:num_preemptions"] >= 5
+        assert result["counters"]["vllm:num_preemptions"] >= 3
 
 
 @pytest.mark.extended

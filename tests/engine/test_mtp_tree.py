@@ -93,7 +93,7 @@ def test_drafts_give_the_tokens_of_plain_decoding(engines: Engines, mimo: Path, 
     result = engines(trees(mimo, nodes, top_k), keep_async=True)
     assert differing(result, engines({"model": str(mimo)})) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 10
-    assert result["sizes"][str(nodes)] > 100
+    assert result["sizes"][str(nodes)] > 60
 
 
 @pytest.mark.extended

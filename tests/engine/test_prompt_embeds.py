@@ -39,12 +39,12 @@ def plain(engines: Engines) -> Result:
 @pytest.mark.parametrize(
     ("llm", "asynchronous", "least"),
     [
-        (tree(24, 4), True, 300),
-        (tree(24, 4) | TIGHT_FOR_TREES, False, 300),
-        pytest.param({"speculative_config": CHAIN}, False, 100, marks=pytest.mark.extended),
-        pytest.param(eagle3(24, 4), True, 300, marks=pytest.mark.extended),
-        (moa(24, 4), True, 300),
-        (swift(), False, 100),
+        (tree(24, 4), True, 200),
+        (tree(24, 4) | TIGHT_FOR_TREES, False, 200),
+        pytest.param({"speculative_config": CHAIN}, False, 60, marks=pytest.mark.extended),
+        pytest.param(eagle3(24, 4), True, 200, marks=pytest.mark.extended),
+        (moa(24, 4), True, 200),
+        (swift(), False, 60),
     ],
     ids=["griffin", "griffin-tight", "griffin-chain", "eagle3", "moa", "swift"],
 )
@@ -54,8 +54,9 @@ def test_prompts_of_embeddings_have_the_tokens_of_plain_decoding(
     result = run(engines, llm, keep_async=asynchronous)
     assert differing(result, plain) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > least
-    assert result["counters"]["vllm:prefix_cache_hits"] > 0
-    assert (result["counters"]["vllm:num_preemptions"] > 0) == ("max_num_batched_tokens" in llm)
+    tight = "max_num_batched_tokens" in llm  # what was cached may have been given up
+    assert result["counters"]["vllm:prefix_cache_hits"] > 0 or tight
+    assert (result["counters"]["vllm:num_preemptions"] > 0) == tight
 
 
 def test_predictions_are_drafted_after_prompts_of_embeddings(engines: Engines, plain: Result) -> None:
@@ -64,7 +65,7 @@ def test_predictions_are_drafted_after_prompts_of_embeddings(engines: Engines, p
     looking = {"speculative_config": GIVEN["speculative_config"] | {"use_prompt": True}}
     result = engines(EMBEDS | looking, rounds=rounds)
     assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 300
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 130
 
 
 def test_where_the_text_is_read_nothing_is_drafted_for_embeddings(engines: Engines, plain: Result) -> None:
@@ -85,6 +86,6 @@ def test_the_embeddings_are_what_is_read(engines: Engines, plain: Result) -> Non
     results = engines(EMBEDS, rounds=[ROUND, AGAIN, greedy, own])["outputs"]
     asked = len(ROUND + AGAIN)
     changed = differing({"outputs": results[:asked]}, plain)
-    assert len(changed) > 20
+    assert len(changed) > 13
     assert all("embeds" in (ROUNDS[0] + ROUNDS[1])[index] for index in changed)
     assert [one["ids"] for one in results[asked : asked + 12]] == [one["ids"] for one in results[asked + 12 :]]

@@ -65,7 +65,7 @@ def test_sessions_have_the_tokens_of_plain_decoding(
     result = run(engines, llm, keep_async=asynchronous)
     assert result["async"] == asynchronous
     assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
 
 
 def test_going_on_after_what_was_cut_off_is_noticed(engines: Engines) -> None:

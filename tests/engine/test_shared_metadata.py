@@ -52,5 +52,5 @@ def test_a_drafter_that_caches_as_its_target_does_drafts_as_well_as_with_another
         [result["counters"][f"vllm:spec_decode_num_{what}"] for result in (alike, other)]
         for what in ("drafts", "accepted_tokens")
     )
-    assert accepted[0] > 300
+    assert accepted[0] > 200
     assert accepted[0] / drafts[0] == pytest.approx(accepted[1] / drafts[1], rel=0.002)

@@ -41,10 +41,10 @@ def test_swift_gives_the_tokens_of_plain_decoding(
     result = engines(swift(swift_save=str(tmp_path / "set.json")) | llm, keep_async=asynchronous)
     assert result["async"] == asynchronous
     assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 200
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 130
     assert len(result["sizes"]) >= 5  # drafts end where the drafter is unsure
     if llm:
-        assert result["counters"]["vllm:num_preemptions"] >= 5
+        assert result["counters"]["vllm:num_preemptions"] >= 3
     found = read_found(tmp_path / "set.json")  # as it was when the engine ended
     assert any(step.adopted for step in found.history)
     assert len(found.history) == result["counters"]["vllm:specext_swift_search_steps"]
@@ -61,7 +61,7 @@ def test_passes_in_graphs_are_those_without(engines: Engines, plain: Result, tmp
         results[graphs is None] = result
     assert set(results[False]["replays"]) == {1, 2, 4, 8, "window"}
     steps = min(map(len, scores.values()))
-    assert steps > 100
+    assert steps > 60
     assert scores[True][:steps] == scores[False][:steps]
     drafted, in_graphs = (results[key]["counters"]["vllm:specext_swift_acceptance"] for key in (True, False))
     assert in_graphs == pytest.approx(drafted, rel=0.02)

@@ -65,7 +65,7 @@ def test_two_ranks_draft_with_a_language_model(two_ranks: Engines) -> None:
     """The target itself, which drafts what is accepted."""
     result = two_ranks(of_method("draft-model-tree", TARGET, 24, 4))
     assert differing(result, two_ranks({})) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
 
 
 def test_two_ranks_draft_what_is_predicted(engines: Engines, two_ranks: Engines) -> None:

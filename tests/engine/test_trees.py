@@ -35,12 +35,12 @@ def test_trees_give_the_tokens_of_plain_decoding(
     result = engines(tree(nodes, top_k) | llm, keep_async=asynchronous)
     assert result["async"] == asynchronous
     assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 300
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 130
     assert result["counters"]["vllm:prefix_cache_hits"] > 0
-    assert result["sizes"][str(nodes)] > 100
+    assert result["sizes"][str(nodes)] > 60
     if llm:
-        assert result["counters"]["vllm:num_preemptions"] >= 5
-        assert len(truncated(result, nodes)) >= 5
+        assert result["counters"]["vllm:num_preemptions"] >= 3
+        assert len(truncated(result, nodes)) >= 3
 
 
 def truncated(result: Result, *whole: int) -> set[str]:

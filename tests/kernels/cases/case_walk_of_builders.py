@@ -13,4 +13,4 @@ from test_walk_of_builders import (  # noqa: F401
     test_padding_below_a_node_that_was_drafted_would_be_accepted,
 )
 
-test_walk_of_builders.TREES = int(os.environ.get("SPECEXT_WALK_TREES", "500"))
+test_walk_of_builders.TREES = int(os.environ.get("SPECEXT_WALK_TREES", "300"))
