@@ -40,7 +40,7 @@ from vllm_specext.training.fingerprint import fingerprint
 from vllm_specext.training.shards import Shard
 
 STEPS = (130, 50, 140)
-"""Of the stages, a third of the bundled drafters' steps."""
+"""Of the stages, less than a quarter of the bundled drafters' steps."""
 RATES = (8e-3, 4.8e-3, 4.8e-3)
 TEXTS, CONTINUATIONS = 1600, 800
 """Rows of corpus text and of the target's own text."""
