@@ -24,7 +24,7 @@ WRAPPERS = ("wrap", "wrap_property", "put")
 DYNAMIC = "?"
 """The attribute's name is computed."""
 MUTATORS = {"add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault", "update"}
-NOT_SEARCHED = ("demo", "kernels", "training", "tree")
+NOT_SEARCHED = ("demo", "kernels", "training", "tree", "remote")
 """Folders of the package whose files import nothing of vLLM's, so that they have no object of vLLM's to change.
 ``benchmarks`` is not searched either: it is no part of the package, and runs in no server."""
 

@@ -75,7 +75,13 @@ def test_a_training_begins_with_the_drafter_that_is_given(name: str, target: Tar
     method, recipe = TRAINABLE[name], settings(method=name).recipe
     method.check_init(MODELS / name, target)
     begun = method.begin(target, recipe, MODELS / name, CPU)
-    assert torch.equal(drafts(begun, name, target), drafts(method.load(MODELS / name, target, CPU), name, target))
+    loaded = method.load(MODELS / name, target, CPU)
+    if name == "griffin":
+        # Its own copy of the embedding is rounded to bfloat16; a training begins with the target's.
+        embedding = begun.model.embed_tokens.weight
+        assert torch.equal(embedding.bfloat16().float(), loaded.model.embed_tokens.weight)
+        loaded.model.embed_tokens.weight.data.copy_(embedding)
+    assert torch.equal(drafts(begun, name, target), drafts(loaded, name, target))
     assert all(p.dtype is torch.float32 for p in begun.model.parameters())
 
 
