@@ -124,9 +124,8 @@ def test_a_bundled_drafters_chains_are_counted(
     monkeypatch.setattr(acceptance, "held_out_rows", lambda target, work: {"own": own_text})
     found = acceptance.measured(TRAINABLE[name], MODELS / name, Path())
     expected = chains_of(name, target, own_text)
-    if (
-        name == "griffin"
-    ):  # whose own copy of the embedding is rounded, but the one counted here begins with the target's
+    # GRIFFIN's own copy of the embedding is rounded; what is counted here begins with the target's.
+    if name == "griffin":
         assert found["own"]["tokens_per_verification"] == pytest.approx(expected.tokens_per_verification, rel=0.05)
     else:
         assert found == {"own": {"rows": 3, **asdict(expected)}}

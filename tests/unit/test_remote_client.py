@@ -27,7 +27,19 @@ from vllm_specext.remote.client import Client, Settings
 from vllm_specext.remote.connection import LinkLost
 from vllm_specext.remote.events import Done, Retracted, Said
 from vllm_specext.remote.exchange import RefusedError, Waiting
-from vllm_specext.remote.protocol import Error, Hello, Need, Open, Sampling, Verified, Verify, encode, from_server
+from vllm_specext.remote.protocol import (
+    Error,
+    Hello,
+    Need,
+    Open,
+    Sampling,
+    Tokens,
+    Verified,
+    Verify,
+    encode,
+    from_server,
+    ids_to_bytes,
+)
 from vllm_specext.remote.sessions import IDLE_SECONDS, PER_KEY
 from vllm_specext.remote.text import digest
 
@@ -172,8 +184,6 @@ def test_a_tree_that_is_sent_again_is_verified_once() -> None:
         opening = Open(2, bytes(16), 3, digest(text), 9, GREEDY, 3)
         await end.send(encode(opening))
         assert from_server(await end.receive()) == Need(2, 0)
-        from vllm_specext.remote.protocol import Tokens, ids_to_bytes
-
         await end.send(encode(Tokens(3, bytes(16), 0, ids_to_bytes(text))))
         assert from_server(await end.receive()) == Need(3, 3)
         await end.send(encode(verify))
@@ -215,6 +225,8 @@ def test_a_client_goes_on_alone_soon_after_a_cut(preset: str) -> None:
             elif isinstance(event, Said) and not event.verified:
                 assert clock() - cut <= within + drafter.seconds * 2 + 0.05
                 break
+        else:
+            raise AssertionError("it said nothing alone")
         link.end()
 
     run(main())
