@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vllm_specext.remote.client import Client, Settings
 from vllm_specext.remote.connection import LinkLost
 from vllm_specext.remote.drafted import Drafted
+from vllm_specext.remote.events import Done, Retracted, Said
 from vllm_specext.remote.protocol import Sampling, Welcome
 from vllm_specext.remote.rows import FLOAT16, RowFormat
 from vllm_specext.remote.server import Served, converse
@@ -155,6 +157,7 @@ class Link:
 
 
 VOCABULARY, END = 2048, 7
+GREEDY = Sampling(0)
 FORM = RowFormat(1, 2, FLOAT16)
 FINGERPRINT = "0123456789abcdef" * 4
 
@@ -243,3 +246,27 @@ def serve(target: ToyTarget, max_length: int = 4096) -> Served:
     limits = Welcome(0, "toy", VOCABULARY, max_length, 62, 6, 10.0)
     loop = asyncio.get_running_loop()
     return Served(limits, FINGERPRINT, 1, 2, frozenset({END}), Sessions(max_length, loop.time), target)
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(FINGERPRINT, FORM, **({"ends": frozenset({END})} | changes))
+
+
+async def answer(
+    link: Link, drafter: ToyDrafter, prompt: list[int], max_tokens: int = 48, **changes: Any
+) -> tuple[list[int], list[bool], Done, list[float]]:
+    """The tokens, whether each was verified when it was said last, how it ended, and when each was said."""
+    client = Client(link.connect, drafter, settings(**changes), random.Random(drafter.chooser.random()))
+    ids: list[int] = []
+    verified: list[bool] = []
+    times: list[float] = []
+    async for event in client.answer(prompt, drafter.sampling, max_tokens):
+        if isinstance(event, Said):
+            ids += event.ids
+            verified += [event.verified] * len(event.ids)
+            times += [asyncio.get_running_loop().time()] * len(event.ids)
+        elif isinstance(event, Retracted):
+            del ids[-event.count :], verified[-event.count :], times[-event.count :]
+        else:
+            return ids, verified, event, times
+    raise AssertionError("no end")

@@ -9,68 +9,30 @@ import pytest
 
 from tests.unit.remote_link import (
     END,
-    FINGERPRINT,
     FORM,
+    GREEDY,
     PRESETS,
-    SEGMENT,
-    Direction,
     Link,
     Preset,
     ToyDrafter,
     ToyTarget,
+    answer,
     next_token,
     plain,
     run,
     serve,
+    settings,
 )
 from vllm_specext.remote.client import Client, Settings
-from vllm_specext.remote.connection import LinkLost
-from vllm_specext.remote.events import Done, Retracted, Said
+from vllm_specext.remote.events import Said
 from vllm_specext.remote.exchange import RefusedError, Waiting
 from vllm_specext.remote.protocol import (
-    Error,
-    Hello,
-    Need,
-    Open,
     Sampling,
-    Tokens,
-    Verified,
-    Verify,
-    encode,
-    from_server,
-    ids_to_bytes,
 )
-from vllm_specext.remote.sessions import IDLE_SECONDS, PER_KEY
-from vllm_specext.remote.text import digest
 
 LAN = PRESETS["lan"]
-GREEDY = Sampling(0)
 LONG = next(ids for ids in ([9, 10, first] for first in range(8, 99)) if len(plain(ids, GREEDY, 48)) == 48)
 """A prompt whose answer does not end early."""
-
-
-def settings(**changes: Any) -> Settings:
-    return Settings(FINGERPRINT, FORM, **({"ends": frozenset({END})} | changes))
-
-
-async def answer(
-    link: Link, drafter: ToyDrafter, prompt: list[int], max_tokens: int = 48, **changes: Any
-) -> tuple[list[int], list[bool], Done, list[float]]:
-    """The tokens, whether each was verified when it was said last, how it ended, and when each was said."""
-    client = Client(link.connect, drafter, settings(**changes), random.Random(drafter.chooser.random()))
-    ids: list[int] = []
-    verified: list[bool] = []
-    times: list[float] = []
-    async for event in client.answer(prompt, drafter.sampling, max_tokens):
-        if isinstance(event, Said):
-            ids += event.ids
-            verified += [event.verified] * len(event.ids)
-            times += [asyncio.get_running_loop().time()] * len(event.ids)
-        elif isinstance(event, Retracted):
-            del ids[-event.count :], verified[-event.count :], times[-event.count :]
-        else:
-            return ids, verified, event, times
-    raise AssertionError("no end")
 
 
 def mixed(count: int) -> list[tuple[list[int], Sampling, float]]:
@@ -171,43 +133,6 @@ def test_a_server_that_begins_anew_is_told_the_text_again() -> None:
     run(main())
 
 
-def test_a_tree_that_is_sent_again_is_verified_once() -> None:
-    async def main() -> None:
-        target = ToyTarget()
-        served = serve(target)
-        link = Link(LAN, lambda: served)
-        end = await link.connect()
-        text = [9, 10, 11]
-        verify = Verify(5, bytes(16), 3, digest(text), b"", b"", 0)
-        await end.send(encode(Hello(1, 1, FINGERPRINT, "float16")))
-        await end.receive()
-        opening = Open(2, bytes(16), 3, digest(text), 9, GREEDY, 3)
-        await end.send(encode(opening))
-        assert from_server(await end.receive()) == Need(2, 0)
-        await end.send(encode(Tokens(3, bytes(16), 0, ids_to_bytes(text))))
-        assert from_server(await end.receive()) == Need(3, 3)
-        await end.send(encode(verify))
-        await asyncio.sleep(0.005)
-        link.cut()  # the answer is lost on its way
-        await asyncio.sleep(1)
-        link.heal()
-        answers = []
-        for number in (6, 7):
-            again = await link.connect()
-            await again.send(encode(Hello(1, 1, FINGERPRINT, "float16")))
-            await again.receive()
-            await again.send(encode(opening))
-            assert isinstance(from_server(await again.receive()), Need)
-            await again.send(encode(Verify(number, *(getattr(verify, name) for name in verify.__struct_fields__[1:]))))
-            answers.append(from_server(await again.receive()))
-        link.end()
-        assert all(isinstance(one, Verified) and one.length == 3 for one in answers)
-        assert answers[0].ids == answers[1].ids == ids_to_bytes([next_token(text, GREEDY)])
-        assert target.asked == 1
-
-    run(main())
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_client_goes_on_alone_soon_after_a_cut(preset: str) -> None:
     async def main() -> None:
@@ -287,42 +212,6 @@ def test_bytes_are_counted_as_they_cross_the_link() -> None:
     run(main())
 
 
-def test_sessions_belong_to_a_user_and_are_not_many() -> None:
-    async def main() -> None:
-        served = serve(ToyTarget(), max_length=100)
-        clock = asyncio.get_running_loop().time
-
-        def opening(session: int, length: int = 3, prompt: int = 3) -> Open:
-            return Open(1, bytes([session] * 16), length, bytes(8), 9, GREEDY, prompt)
-
-        async def said(key: str, *messages: Any) -> Any:
-            link = Link(LAN, lambda: served, key=key)
-            end = await link.connect()
-            for message in (Hello(1, 1, FINGERPRINT, "int8"), *messages):
-                await end.send(encode(message))
-                answered = from_server(await end.receive())
-            link.end()
-            return answered
-
-        for session in range(PER_KEY):
-            assert isinstance(await said("one", opening(session)), Need)
-        assert (await said("one", opening(99))).code == "busy"
-        assert isinstance(await said("two", opening(99)), Need)
-        assert (await said("two", opening(0))).code == "unknown"
-        lost = Verify(1, bytes([0] * 16), 3, bytes(8), b"", b"", 0)
-        assert (await said("two", lost)).code == "unknown"
-        assert "no such session" in (await said("one", lost)).sentence
-        assert "another text" in (await said("one", opening(0), lost)).sentence
-        assert "99 fit" in (await said("one", opening(0, 100, prompt=100))).sentence
-        assert "cannot have a prompt of 4" in (await said("one", opening(0, prompt=4))).sentence
-        await asyncio.sleep(IDLE_SECONDS + 1)
-        assert isinstance(await said("one", opening(99)), Need)
-        assert len(served.sessions) == 1
-        assert clock() < 2 * IDLE_SECONDS
-
-    run(main())
-
-
 def test_a_client_with_another_drafter_is_told_both_fingerprints() -> None:
     async def main() -> None:
         link = Link(LAN, lambda: serve(ToyTarget()))
@@ -331,47 +220,6 @@ def test_a_client_with_another_drafter_is_told_both_fingerprints() -> None:
             async for _ in client.answer([9], GREEDY, 4):
                 pass
         link.end()
-
-    run(main())
-
-
-def test_a_frame_that_is_no_message_ends_the_connection_and_nothing_else() -> None:
-    async def main() -> None:
-        served = serve(ToyTarget())
-        link = Link(LAN, lambda: served)
-        for frame in (b"\xc1", b"", bytes(70_000)):
-            end = await link.connect()
-            await end.send(frame)
-            told = from_server(await end.receive())
-            assert isinstance(told, Error)
-            assert told.code == "malformed"
-            with pytest.raises(LinkLost):
-                await end.receive()
-        ids, *_ = await answer(link, ToyDrafter(GREEDY, 0.7, random.Random(0)), [9, 10])
-        link.end()
-        assert ids == plain([9, 10], GREEDY, 48)
-
-    run(main())
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_link_is_as_fast_and_as_slow_as_it_says(preset: str) -> None:
-    kind = PRESETS[preset]
-
-    async def main() -> None:
-        link = Link(kind, lambda: serve(ToyTarget()))
-        loop = asyncio.get_running_loop()
-        count, size = 4000, 20 * SEGMENT
-        for _ in range(count):
-            last = link.down.arrival(size)
-        per_second = count * size / (last - loop.time() - link.down.delay)
-        assert per_second == pytest.approx(kind.rate * 125e3, rel=0.05)
-        quiet = Direction(link.up.rate, link.up.delay, link.up.jitter, 0.0, random.Random(0))
-        delays = []
-        for _ in range(2000):
-            await asyncio.sleep(1)
-            delays.append(quiet.arrival(100) - loop.time())
-        assert sum(delays) / len(delays) == pytest.approx(kind.up / 1e3 + 100 / quiet.rate, rel=0.05)
 
     run(main())
 
