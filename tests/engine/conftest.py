@@ -125,6 +125,22 @@ class Engines:
 SECONDS = 1500
 
 
+def run_apart(module: str, files: list[Path], streams: Path, spawns: bool = False) -> None:
+    """Call ``main`` of ``module`` with ``files`` in a process of its own, which finds vLLM imported unless it is one
+    that ``spawns`` others. What it writes goes to files whose names begin with ``streams``."""
+    environment, arguments = os.environ | {"HF_HUB_OFFLINE": "1"}, [str(file) for file in files]
+    if torch.cuda.is_available() or spawns:
+        command = [sys.executable, "-m", module, *arguments]
+        how: dict[str, Any] = {"env": environment, "cwd": forks.ROOT, "timeout": SECONDS}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **how)
+    else:
+        function = f"{module}:main"
+        done = forks.run(
+            function, *arguments, environment=environment, folder=Path.cwd(), streams=streams, seconds=SECONDS
+        )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
     own = tmp_path_factory.getbasetemp()

@@ -3,8 +3,6 @@ prompts and answers, with prompts in pieces, with preemptions, and of EAGLE-3's 
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests import forks
 from tests.engine.capturing import TARGET_NAME
-from tests.engine.conftest import SECONDS, TIGHT, Engines, Result
+from tests.engine.conftest import TIGHT, Engines, Result, run_apart
 from tests.engine.workload import TARGET, requests
 from vllm_specext.training.rows import FeatureRow
 from vllm_specext.training.shard_rows import ShardRows, find_shards
@@ -45,22 +42,7 @@ def captured(folder: Path, llm: dict[str, Any], **switches: Any) -> Result:
     spec: dict[str, Any] = {"llm": ENGINE | llm, "rounds": [FIRST, SECOND], "given": GIVEN, "sampling": SAMPLING}
     files = folder / "spec.json", folder / "out.json"
     files[0].write_text(json.dumps(spec | switches | {"folder": str(folder)}))
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    if torch.cuda.is_available() or "tensor_parallel_size" in llm:
-        command = [sys.executable, "-m", "tests.engine.capturing", *map(str, files)]
-        done = subprocess.run(
-            command, env=environment, cwd=forks.ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-    else:
-        done = forks.run(
-            "tests.engine.capturing:main",
-            *map(str, files),
-            environment=environment,
-            folder=Path.cwd(),
-            streams=folder / "engine",
-            seconds=SECONDS,
-        )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    run_apart("tests.engine.capturing", list(files), folder / "engine", "tensor_parallel_size" in llm)
     result: Result = json.loads(files[1].read_text())
     return result
 

@@ -184,6 +184,9 @@ class ToyTarget:
     asked: int = 0
     fault: Callable[[list[int]], list[int]] = lambda tokens: tokens
 
+    def for_user(self, key: str) -> "ToyTarget":
+        return self
+
     async def verify(
         self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int
     ) -> Outcome:

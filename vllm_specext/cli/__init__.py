@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from vllm_specext.cli import bench
+from vllm_specext.cli.bundle import bundle
+from vllm_specext.cli.client import client
 from vllm_specext.cli.convert import convert
 from vllm_specext.cli.demo import demo
 from vllm_specext.cli.doctor import doctor
@@ -51,6 +53,8 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     options_metavar="",
 )(serve)
+app.command()(bundle)
+app.command()(client)
 app.command()(convert)
 app.command()(demo)
 app.command()(doctor)

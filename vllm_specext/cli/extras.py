@@ -7,11 +7,13 @@ from vllm_specext.errors import ConfigurationError
 ENGINE = 'pip install "vllm-specext[gpu]", or "vllm-specext[cpu]" where there is no GPU'
 BENCH = 'pip install "vllm-specext[bench]"'
 TRAIN = 'pip install "vllm-specext[train]"'
+CLIENT = 'pip install "vllm-specext[client]"'
 RAY = 'pip install "vllm-specext[ray]"'
 BROUGHT_BY = {
     **dict.fromkeys(("vllm", "torch", "transformers", "tokenizers", "prometheus_client"), ENGINE),
     **dict.fromkeys(("accelerate", "datasets", "jinja2", "pyarrow", "tqdm"), TRAIN),
     "ray": RAY,
+    **dict.fromkeys(("starlette", "uvicorn", "websockets"), CLIENT),
     **dict.fromkeys(("httpx", "matplotlib", "openai", "pandas", "psutil"), BENCH),
 }
 """What to install for each module. The packages that vllm-specext itself depends on are not here."""

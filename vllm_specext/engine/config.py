@@ -119,8 +119,7 @@ class SpecExtConfig(SpeculativeConfig):
         if self.tree is None:
             return int(self.num_speculative_tokens)
         assert self.options is not None
-        predicted = self.options.predicted
-        return max(self.tree.depth, 0 if predicted is None else predicted.tokens)
+        return max(self.tree.depth, self.options.longest_given)
 
     @property
     def schedule(self) -> list[list[int]]:

@@ -12,8 +12,9 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
+from vllm_specext.engine.clients.requests import reads_client_trees
 from vllm_specext.engine.predictions import reads_predictions
-from vllm_specext.engine.requests import PREDICTION, SWITCH
+from vllm_specext.engine.requests import CLIENT_TREE, PREDICTION, SWITCH
 
 VLLMS = ("session_id", "kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 """All that vLLM reads with the targets that our methods have."""
@@ -29,7 +30,9 @@ def check_keys(params: SamplingParams, vllm_config: Any) -> None:
     Custom logits processors and custom schedulers may read keys of their own. Where there are any, only what looks like
     a misspelling of our keys is refused.
     """
-    ours = (SWITCH, PREDICTION) if reads_predictions(vllm_config.speculative_config) else (SWITCH,)
+    config = vllm_config.speculative_config
+    read = {SWITCH: True, PREDICTION: reads_predictions(config), CLIENT_TREE: reads_client_trees(config)}
+    ours = [key for key, is_read in read.items() if is_read]
     known = (*ours, *VLLMS)
     for key in params.extra_args or {}:
         if key in known:

@@ -23,6 +23,9 @@ SWITCH = "speculation"
 PREDICTION = "prediction_token_ids"
 """Key of ``SamplingParams.extra_args``: the target's tokens that the answer is expected to have."""
 
+CLIENT_TREE = "client_tree"
+"""Key of ``SamplingParams.extra_args``: a tree that a client has drafted (``engine/clients/requests.py``)."""
+
 MAX_ALLOWED_TOKENS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 128
@@ -64,9 +67,12 @@ def prediction_of(params: SamplingParams | None) -> list[int] | None:
 
 
 def shorten_in_logs(params: SamplingParams | None) -> None:
-    """Have logs show how long the prediction of a request with ``params`` is, and not what it says."""
-    if params is not None and params.extra_args and PREDICTION in params.extra_args:
-        params.extra_args[PREDICTION] = TokenIds(params.extra_args[PREDICTION])
+    """Have logs show how long the prediction or the tree of a request with ``params`` is, and not what it says."""
+    extra = {} if params is None else params.extra_args or {}
+    if PREDICTION in extra:
+        extra[PREDICTION] = TokenIds(extra[PREDICTION])
+    if CLIENT_TREE in extra:
+        extra[CLIENT_TREE] = extra[CLIENT_TREE] | {"ids": TokenIds(extra[CLIENT_TREE]["ids"])}
 
 
 def drafting_for(request: Any, reads: Reads, custom_processors: bool, needs_prediction: bool = False) -> Drafting:

@@ -63,6 +63,11 @@ class MethodOptions(BaseModel):
         return None
 
     @property
+    def longest_given(self) -> int:
+        """Tokens of the longest chain that a request itself may bring to be verified; 0 where none can."""
+        return 0 if self.predicted is None else self.predicted.tokens
+
+    @property
     def tree(self) -> TreeShape | None:
         """The largest draft tree, ``None`` if drafts are chains."""
         return None

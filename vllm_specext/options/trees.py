@@ -92,6 +92,15 @@ class MoAOptions(SharedHeadOptions):
         description="the target's last layers that run over the drafter's feature; when absent, the "
         "checkpoint's number",
     )
+    client_drafts: bool = Field(
+        False,
+        description="whether requests may bring trees that clients have drafted, and get in return what their drafters "
+        "must know of the text; nothing is measured then, and adaptive_drafts must not be true",
+    )
+
+    @property
+    def longest_given(self) -> int:
+        return self.num_speculative_tokens if self.client_drafts else super().longest_given
 
 
 class MtpTreeOptions(TreeOptions):

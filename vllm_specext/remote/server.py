@@ -73,7 +73,7 @@ async def converse(connection: Connection, key: str, served: Served) -> None:
 
 class Conversation:
     def __init__(self, key: str, served: Served) -> None:
-        self._key, self._served = key, served
+        self._key, self._served, self._verifier = key, served, served.verifier.for_user(key)
         self._form: RowFormat | None = None
         """Of the rows that the client wants; ``None`` before its ``Hello``."""
 
@@ -141,7 +141,8 @@ class Conversation:
         tree = Drafted.of(message, self._served.limits)
         del session.text[message.length :]
         if session.room <= 0:
-            raise Refusal("refused", f"the answer has its {session.max_tokens} tokens already.")
+            raise Refusal("refused", f"the answer has all tokens that it may have, {session.max_tokens} at most.")
+        tree = tree.within(session.room - 1)
         session.asked, session.first = message, min(message.rows, message.length - 1)
         session.answer = asyncio.ensure_future(self._outcome(session, tree, form))
         session.answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits
@@ -149,7 +150,7 @@ class Conversation:
     async def _outcome(self, session: Session, tree: Drafted, form: RowFormat) -> Outcome:
         """It goes on where the connection is lost meanwhile: the client will ask again."""
         try:
-            found = await self._served.verifier.verify(list(session.text), tree, session.sampling, form, session.first)
+            found = await self._verifier.verify(list(session.text), tree, session.sampling, form, session.first)
         except BaseException:
             session.asked = None
             raise

@@ -37,6 +37,8 @@ class Session:
     wanted: int
     """Tokens of the text that the client has."""
     wanted_digest: bytes
+    max_length: int
+    """Of the text with its answer."""
     text: list[int] = field(default_factory=list)
     used: float = 0.0
     owner: object = None
@@ -51,7 +53,7 @@ class Session:
     @property
     def room(self) -> int:
         """Tokens of the answer that may still come."""
-        return self.max_tokens - (len(self.text) - self.prompt)
+        return min(self.max_tokens + self.prompt, self.max_length) - len(self.text)
 
     def needs(self) -> int:
         """The first token that the client has to send; ``wanted`` where all are there."""
@@ -126,7 +128,7 @@ class Sessions:
         if sum(session.key == key for session in self._sessions.values()) >= PER_KEY:
             raise Refusal("busy", f"a user may have {PER_KEY} sessions at a time.", BUSY_MS)
         sizes = (message.prompt, message.max_tokens)
-        made = Session(key, *sizes, message.sampling, message.length, message.digest)
+        made = Session(key, *sizes, message.sampling, message.length, message.digest, self._max_length)
         self._sessions[message.session] = made
         return made
 

@@ -23,6 +23,9 @@ class Outcome:
 class Verifier(Protocol):
     """One target. The answer to a text does not depend on how the text was put together, nor on what was drafted."""
 
+    def for_user(self, key: str) -> "Verifier":
+        """The same for one user, whose texts no other can tell are known."""
+
     async def verify(
         self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int
     ) -> Outcome:

@@ -67,6 +67,7 @@ def _validate_spec_decode(original: Callable) -> Callable:
 )
 def _process_inputs(original: Callable) -> Callable:
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from vllm_specext.engine.clients.requests import check_client_tree
         from vllm_specext.engine.config import is_ours
         from vllm_specext.engine.predictions import check_prediction
         from vllm_specext.engine.request_keys import check_keys
@@ -76,6 +77,7 @@ def _process_inputs(original: Callable) -> Callable:
         if request.sampling_params is not None and is_ours(self.vllm_config.speculative_config):
             check_keys(request.sampling_params, self.vllm_config)
             check_prediction(request.sampling_params, self.vllm_config.model_config)
+            check_client_tree(request.sampling_params, self.vllm_config)
             check_room(request.sampling_params)
         return request
 

@@ -21,13 +21,14 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
+from vllm_specext.engine.clients.drafts import ClientDrafts
 from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
 from vllm_specext.engine.drafting.draft_head import draft_head
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel
 from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
 from vllm_specext.engine.drafting.rooted_speculator import RootedSpeculator
 from vllm_specext.engine.drafting.run_model import run_model
-from vllm_specext.engine.drafting.step import Step
+from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.target import language_model_of
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.engine.verification.attention import wrap_draft_layers
@@ -46,6 +47,7 @@ class MoASpeculator(RootedSpeculator):
         super().__init__(vllm_config, device)
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len, self._see)
         self.by_level = LevelByLevel(self._start, self.passes, self._best, self.roots, self.root_slots)
+        self.clients: ClientDrafts | None = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter: Any = load_eagle_model(target_model, self.vllm_config)
@@ -79,6 +81,26 @@ class MoASpeculator(RootedSpeculator):
         self.groups_of_ours = {name: group for group in self.passes.groups for name in group.layers}
         layers = get_layers_from_vllm_config(self.vllm_config, Attention)
         self.target_cache = TargetCache([layers[name] for name in self.target_names], self.dtype)
+        if self.speculative_config.options.client_drafts:
+            self._serve_clients()
+
+    def _serve_clients(self) -> None:
+        layer = self.verified_attention
+        verified, group = TargetCache([layer], self.dtype), self.groups_of_ours[layer.layer_name]
+
+        def read(place: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            kv_slots = group.kv_slots(tokens.to(self.device)[None], place)[0]
+            keys, values = verified.gather(kv_slots)[:, 0].unbind(2)
+            return keys, values
+
+        levels = self.speculative_config.levels
+        self.clients = ClientDrafts(layer.num_kv_heads, layer.head_size, levels, read)
+        self.model_state.tell(self.clients.add)
+
+    def draft(self, step: Step) -> Drafts:
+        if self.clients is None or step.dummy:
+            return super().draft(step)
+        return self.clients.after(super().draft(self.clients.without_own(step)), step, self)
 
     def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
         return self.by_level(requests, shape, reads_paths, longest)

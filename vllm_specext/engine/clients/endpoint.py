@@ -1,0 +1,113 @@
+"""The WebSocket on which clients that draft talk to a server: ``vllm.endpoint_plugins``, loaded where ``VLLM_PLUGINS``
+names it (``vllm-specext serve --remote-drafting``)."""
+
+import hashlib
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, WebSocket
+from starlette.websockets import WebSocketDisconnect
+from vllm.logger import init_logger
+
+from vllm_specext.engine.clients.requests import reads_client_trees
+from vllm_specext.engine.clients.verifier import EngineVerifier
+from vllm_specext.engine.config import is_ours
+from vllm_specext.methods.checkpoints import SAFETENSORS
+from vllm_specext.remote.connection import LinkLost
+from vllm_specext.remote.fingerprint import fingerprint
+from vllm_specext.remote.protocol import MAX_NODES, Welcome
+from vllm_specext.remote.server import Served, converse
+from vllm_specext.remote.sessions import Sessions
+
+logger = init_logger("vllm.vllm_specext")
+ROUTE = "/v1/specext/drafts"
+POLICY_VIOLATION = 1008
+"""A code of RFC 6455."""
+
+
+class RemoteDrafting:
+    """vLLM's ``EndpointPlugin``."""
+
+    name = "vllm_specext_remote"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        app.add_api_websocket_route(ROUTE, drafts)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        state.specext_clients = served_by(engine_client)
+        if state.specext_clients is None:
+            logger.warning("%s answers nobody: it needs method moa with client_drafts true.", ROUTE)
+
+
+def served_by(engine_client: Any) -> Served | None:
+    """What all conversations share; ``None`` where the engine verifies nothing of clients."""
+    vllm_config = engine_client.vllm_config
+    config, model = vllm_config.speculative_config, vllm_config.model_config
+    if not is_ours(config) or not reads_client_trees(config):
+        return None
+    layer = config.draft_overrides["moa_shape"]["cross_attention"]
+    nodes = min(config.num_speculative_tokens, MAX_NODES)
+    limits = Welcome(0, str(model.served_model_name)[:200], model.get_vocab_size(), model.max_model_len, nodes,
+                     min(config.tree.depth, nodes), 0.0)  # fmt: skip
+    return Served(
+        limits,
+        fingerprint(Path(config.model) / SAFETENSORS),
+        layer["kv_heads"],
+        layer["head_dim"],
+        frozenset(ends_of(model)),
+        Sessions(model.max_model_len),
+        EngineVerifier(engine_client),
+    )
+
+
+async def drafts(websocket: WebSocket) -> None:
+    served: Served | None = websocket.app.state.specext_clients
+    if served is None:
+        await websocket.close(POLICY_VIOLATION, "the server verifies nothing of clients")
+        return
+    await websocket.accept()
+    key = key_of(websocket)
+    await converse(SocketConnection(websocket), key, served)
+
+
+def key_of(websocket: WebSocket) -> str:
+    """Who asks: a digest of the key that vLLM has let in, or of the place that asks where no key is wanted."""
+    host = websocket.client.host if websocket.client is not None else ""
+    return hashlib.sha256(websocket.headers.get("authorization", host).encode()).hexdigest()
+
+
+class SocketConnection:
+    def __init__(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+
+    async def send(self, frame: bytes) -> None:
+        try:
+            await self._websocket.send_bytes(frame)
+        except (WebSocketDisconnect, RuntimeError) as error:
+            raise LinkLost("closed") from error
+
+    async def receive(self) -> bytes:
+        try:
+            message = await self._websocket.receive()
+        except RuntimeError as error:  # after the end
+            raise LinkLost("closed") from error
+        if message["type"] == "websocket.disconnect":
+            raise LinkLost("closed")
+        # A frame of text is none of the protocol's, and told so.
+        return message.get("bytes") or b""
+
+    async def close(self) -> None:
+        try:
+            await self._websocket.close(POLICY_VIOLATION)
+        except RuntimeError:
+            return
+
+
+def ends_of(model: Any) -> set[int]:
+    """Tokens that end an answer, as vLLM has them: the configuration's, and those of ``generation_config.json``."""
+    ends: set[int] = set()
+    for found in (model.hf_config.eos_token_id, model.try_get_generation_config().get("eos_token_id")):
+        ends |= {found} if isinstance(found, int) else set(found or ())
+    return ends

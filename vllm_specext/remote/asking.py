@@ -1,0 +1,35 @@
+"""A bundle and a server put together: answers for whoever asks on this machine."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from vllm_specext.remote import bundle as bundles
+from vllm_specext.remote.client import Client, Event, Settings
+from vllm_specext.remote.protocol import Sampling
+from vllm_specext.remote.rows import RowFormat
+from vllm_specext.remote.socket import connecting
+from vllm_specext.remote.wording import Wording
+
+
+class Asking:
+    def __init__(self, folder: Path, url: str, key: str | None, rows: str, **how: Any) -> None:
+        """``rows`` is the kind of ``RowFormat``; ``how``: fields of ``Settings``. Raises ``ConfigurationError`` where
+        the folder is no bundle."""
+        self.bundle = bundles.read(folder)
+        self.wording = Wording(folder)
+        self._connect = connecting(url, key)
+        form = RowFormat(*self.bundle.row_heads, rows)
+        self._settings = Settings(self.bundle.fingerprint, form, ends=frozenset(self.bundle.ends), **how)
+        self._drafter = bundles.drafter_of(folder, self.bundle)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether what was said without the server may be taken back."""
+        return self._settings.back_online == "rewrite"
+
+    async def answer(self, prompt: list[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Event]:
+        """Raises ``RefusedError``."""
+        client = Client(self._connect, self._drafter.for_another_text(), self._settings)
+        async for event in client.answer(prompt, sampling, max_tokens):
+            yield event
