@@ -10,7 +10,7 @@ FOREIGN = "methods/foreign_vocab"
 FREE_OF_VLLM = (
     "tree", "kernels", "training", "training/data", "training/pipeline", "training/recipes", "training/eagle3",
     "methods", "methods/swift/search",
-    "engine/changes", "remote",
+    "engine/changes", "remote", "remote/device",
     f"{FOREIGN}/tokenizers", f"{FOREIGN}/text", f"{FOREIGN}/distributions",
 )  # fmt: skip
 PLAIN = ("model.py", "checkpoint.py")

@@ -224,6 +224,28 @@ def test_a_client_with_another_drafter_is_told_both_fingerprints() -> None:
     run(main())
 
 
+def test_a_server_that_takes_its_time_is_not_taken_for_a_link_that_is_cut() -> None:
+    async def main() -> None:
+        target = ToyTarget()
+        served = serve(target)
+        link = Link(LAN, lambda: served)
+
+        async def slow_down() -> None:
+            await asyncio.sleep(0.1)
+            target.seconds = 30.0
+
+        slowing = asyncio.ensure_future(slow_down())
+        ids, verified, done, _ = await answer(link, ToyDrafter(GREEDY, 0.7, random.Random(0)), LONG)
+        await slowing
+        link.end()
+        assert ids == plain(LONG, GREEDY, 48)
+        assert all(verified)
+        assert done.traffic.offline == 0
+        assert asyncio.get_running_loop().time() > 60
+
+    run(main())
+
+
 def test_a_client_waits_for_four_ways_and_three_of_the_servers_times() -> None:
     waiting = Waiting()
     assert waiting.seconds == 10

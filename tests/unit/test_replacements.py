@@ -42,6 +42,8 @@ OURS = {
     ("methods/swift/speculator.py", "chains", "log_probs"),
     ("engine/standalone/captured_passes.py", "own", "written"),
     ("engine/standalone/captured_passes.py", "own", "prefix_lens"),
+    ("engine/clients/drafts.py", "asked", "rows"),
+    ("engine/clients/drafts.py", "asked", "tree"),
     # Copies of our own.
     ("engine/drafting/loading.py", "own", "compilation_config"),
     ("methods/language_model/prepare.py", "own", "tokenizer"),
@@ -71,7 +73,10 @@ OURS = {
     ("engine/requests.py", "params", "extra_args"),
     ("engine/served_predictions.py", "request", "vllm_xargs"),
     ("engine/served_predictions.py", "usage", "completion_tokens_details"),
+    # The server's state of endpoint plug-ins, which is for this.
+    ("engine/clients/endpoint.py", "state", "specext_clients"),
     # Python's and other libraries'.
+    ("cli/serve.py", "os", "environ"),
     ("cli/bench_options.py", "command", "__name__"),
     ("cli/bench_options.py", "command", "__doc__"),
     ("cli/bench_options.py", "command", "__signature__"),

@@ -26,7 +26,7 @@ def bundle(
     import torch
 
     from vllm_specext.methods.source import drafter_directory
-    from vllm_specext.remote.make_bundle import make
+    from vllm_specext.remote.device.make_bundle import make
 
     folder = drafter_directory(drafter, None, role="DRAFTER")
     try:

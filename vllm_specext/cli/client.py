@@ -18,7 +18,7 @@ from vllm_specext.cli.ports import check_free, read_port
 from vllm_specext.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from vllm_specext.remote.asking import Asking
+    from vllm_specext.remote.device.asking import Asking
 
 KEY = "VLLM_API_KEY"
 
@@ -53,8 +53,8 @@ def client(
     require("torch", "transformers", "websockets")
     if (prompt is None) == (serve is None):
         raise ConfigurationError("give either a PROMPT or --serve HOST:PORT.")
-    from vllm_specext.remote.asking import Asking
-    from vllm_specext.remote.socket import address
+    from vllm_specext.remote.device.asking import Asking
+    from vllm_specext.remote.device.socket import address
 
     how = {"back_online": back_online, "offline_limit": offline_limit, "patience": wait}
     asking = Asking(bundle, address(server, insecure), os.environ.get(KEY), rows, **how)
@@ -69,9 +69,9 @@ def client(
 
 async def tell(asking: "Asking", ids: list[int], temperature: float, seed: int, max_tokens: int) -> None:
     """Print an answer as it comes, and how it came."""
+    from vllm_specext.remote.device.wording import Growing
     from vllm_specext.remote.events import Done, Retracted
     from vllm_specext.remote.protocol import Sampling
-    from vllm_specext.remote.wording import Growing
 
     text = Growing(asking.wording)
     async for event in asking.answer(ids, Sampling(seed, temperature), max_tokens):
@@ -96,7 +96,7 @@ def run_proxy(asking: "Asking", place: str) -> None:
     require("starlette", "uvicorn")
     import uvicorn
 
-    from vllm_specext.remote.proxy import proxy
+    from vllm_specext.remote.device.proxy import proxy
 
     host, colon, port = place.rpartition(":")
     if not colon or not host:

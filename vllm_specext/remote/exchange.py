@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.remote.connection import Connection, LinkLost
 from vllm_specext.remote.events import Traffic
-from vllm_specext.remote.protocol import Error, FromClient, FromServer, Rows, Verified, encode, from_server
+from vllm_specext.remote.protocol import Error, FromClient, FromServer, Rows, Verified, Working, encode, from_server
 
 LEAST_WAIT = 0.25
 FIRST_WAIT = 10.0
@@ -64,14 +64,14 @@ class Exchange:
     async def ask(self, message: FromClient) -> FromServer:
         """The answer to a message. Rows that come before it, and in it, are taken.
 
-        Raises ``LinkLost`` where none comes in time, ``Unknown``, ``Busy`` and ``RefusedError``.
+        Raises ``LinkLost`` where nothing comes in time, ``Unknown``, ``Busy`` and ``RefusedError``.
         """
         clock = asyncio.get_running_loop().time
         begun = clock()
         try:
-            async with asyncio.timeout(self._waiting.seconds):
+            async with asyncio.timeout(self._waiting.seconds) as limit:
                 await self.send(message)
-                answer = await self._answer(message.number)
+                answer = await self._answer(message.number, lambda: limit.reschedule(clock() + self._waiting.seconds))
         except TimeoutError:
             await self._connection.close()
             raise LinkLost("the server has not answered in time.") from None
@@ -79,9 +79,10 @@ class Exchange:
             self._waiting.took(clock() - begun, (answer.server_ms + answer.queue_ms) / 1000)
         return answer
 
-    async def _answer(self, number: int) -> FromServer:
+    async def _answer(self, number: int, heard: Callable[[], None]) -> FromServer:
         while True:
             frame = await self._connection.receive()
+            heard()
             self._traffic.bytes_down += len(frame)
             answer = from_server(frame)
             if isinstance(answer, Error) and answer.number in (0, number):
@@ -94,7 +95,7 @@ class Exchange:
                 continue  # what was asked before the link was lost
             if isinstance(answer, Rows | Verified):
                 self._took_rows(answer.first, answer.rows)
-            if not isinstance(answer, Rows):
+            if not isinstance(answer, Rows | Working):
                 return answer
 
     async def close(self) -> None:

@@ -22,6 +22,8 @@ MAX_NODES = 128
 MAX_TOKENS = 1 << 24
 """Of a text, whatever the target bears: a bound for numbers in messages."""
 TOKEN_BYTES = 4
+WORKING_SECONDS = 0.1
+"""Between two ``Working`` of a server."""
 PIECE = (MAX_FRAME - 64) // TOKEN_BYTES
 """Most token ids that a frame of ``Tokens`` has room for."""
 
@@ -131,6 +133,12 @@ class Need(Message, frozen=True, tag="need"):
     first: Length
 
 
+class Working(Message, frozen=True, tag="working"):
+    """The answer is not there yet: it is the server that takes its time, and not the link that is cut."""
+
+    number: Number
+
+
 class Rows(Message, frozen=True, tag="rows"):
     """The rows of tokens from ``first`` on, before a text's first ``Verified``."""
 
@@ -164,7 +172,7 @@ class Error(Message, frozen=True, tag="error"):
 
 
 FromClient = Hello | Open | Tokens | Verify | Close
-FromServer = Welcome | Need | Rows | Verified | Error
+FromServer = Welcome | Need | Working | Rows | Verified | Error
 _encoder = msgspec.msgpack.Encoder()
 _of_client, _of_server = msgspec.msgpack.Decoder(FromClient), msgspec.msgpack.Decoder(FromServer)
 

@@ -9,6 +9,7 @@ from vllm_specext.remote.connection import Connection, LinkLost
 from vllm_specext.remote.drafted import Drafted
 from vllm_specext.remote.protocol import (
     PROTOCOL,
+    WORKING_SECONDS,
     Close,
     Error,
     FromClient,
@@ -22,6 +23,7 @@ from vllm_specext.remote.protocol import (
     Verified,
     Verify,
     Welcome,
+    Working,
     encode,
     from_client,
     ids_from_bytes,
@@ -85,8 +87,8 @@ class Conversation:
                 raise Refusal("refused", "a connection begins with a hello.")
             elif isinstance(message, Open):
                 session = self._served.sessions.open(self._key, message, self)
-                if session.answer is not None and not session.answer.done():
-                    await asyncio.wait([session.answer])
+                async for working in _until_done(session, message):
+                    yield working
                 yield Need(message.number, session.needs())
             elif isinstance(message, Tokens):
                 session = self._session(message)
@@ -94,7 +96,7 @@ class Conversation:
                 if len(session.text) == session.wanted:
                     yield Need(message.number, session.needs())
             elif isinstance(message, Verify):
-                for answer in await self._verified(message, self._form):
+                async for answer in self._verified(message, self._form):
                     yield answer
             else:
                 assert isinstance(message, Close)
@@ -124,14 +126,16 @@ class Conversation:
     def _session(self, message: Tokens | Verify) -> Session:
         return self._served.sessions.find(message.session, self)
 
-    async def _verified(self, message: Verify, form: RowFormat) -> Iterator[FromServer]:
+    async def _verified(self, message: Verify, form: RowFormat) -> AsyncIterator[FromServer]:
         session = self._session(message)
         if not session.is_asked_again(message):
             self._ask(session, message, form)
-        first = session.first
-        assert session.answer is not None
-        outcome = await asyncio.shield(session.answer)
-        return _told(message, outcome, first, form)
+        first, asked = session.first, session.answer
+        assert asked is not None
+        async for working in _until_done(session, message):
+            yield working
+        for answer in _told(message, await asked, first, form):
+            yield answer
 
     def _ask(self, session: Session, message: Verify, form: RowFormat) -> None:
         if session.answer is not None and not session.answer.done():
@@ -162,6 +166,16 @@ class Conversation:
         session.text += tokens
         rows = found.rows[: (len(session.text) - 1 - session.first) * form.size]
         return Outcome(tokens, rows, found.server_ms, found.queue_ms, finish)
+
+
+async def _until_done(session: Session, message: Open | Verify) -> AsyncIterator[Working]:
+    """Says now and then that a session's answer is being worked at, until it is there. It is made in any case: who
+    asked may be gone, and ask again."""
+    asked = session.answer
+    while asked is not None and not asked.done():
+        await asyncio.wait([asked], timeout=WORKING_SECONDS)
+        if not asked.done():
+            yield Working(message.number)
 
 
 def _told(message: Verify, outcome: Outcome, first: int, form: RowFormat) -> Iterator[FromServer]:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from vllm_specext.engine.client_trees import brought_by
 from vllm_specext.engine.clients.kept_rows import KeptRows
-from vllm_specext.engine.clients.requests import brought_by
 from vllm_specext.engine.drafting.new_tokens import new_tokens
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.requests import Drafting

@@ -10,7 +10,7 @@ from fastapi import FastAPI, WebSocket
 from starlette.websockets import WebSocketDisconnect
 from vllm.logger import init_logger
 
-from vllm_specext.engine.clients.requests import reads_client_trees
+from vllm_specext.engine.client_trees import reads_client_trees
 from vllm_specext.engine.clients.verifier import EngineVerifier
 from vllm_specext.engine.config import is_ours
 from vllm_specext.methods.checkpoints import SAFETENSORS

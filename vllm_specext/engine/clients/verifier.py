@@ -10,9 +10,10 @@ import time
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
-from vllm_specext.engine.clients.requests import Brought
+from vllm_specext.engine.client_trees import Brought
 from vllm_specext.remote.drafted import Drafted
 from vllm_specext.remote.protocol import Sampling
 from vllm_specext.remote.rows import RowFormat
@@ -56,9 +57,7 @@ class EngineVerifier:
         self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int
     ) -> Outcome:
         ticket, params = params_for(tree, sampling, form, first_row)
-        prompt: dict[str, Any] = {"prompt_token_ids": text}
-        if self._salt is not None:
-            prompt["cache_salt"] = self._salt
+        prompt = tokens_input(text, cache_salt=self._salt)
         begun = time.monotonic()
         tokens: list[int] = []
         outputs = self._engine.generate(prompt, params, f"client-{ticket}")

@@ -67,7 +67,7 @@ def _validate_spec_decode(original: Callable) -> Callable:
 )
 def _process_inputs(original: Callable) -> Callable:
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from vllm_specext.engine.clients.requests import check_client_tree
+        from vllm_specext.engine.client_trees import check_client_tree
         from vllm_specext.engine.config import is_ours
         from vllm_specext.engine.predictions import check_prediction
         from vllm_specext.engine.request_keys import check_keys

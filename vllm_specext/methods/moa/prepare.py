@@ -4,6 +4,7 @@ tensors."""
 from dataclasses import asdict
 from typing import Any
 
+from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.draft_vocabulary import draft_vocabulary
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.draft_vocabulary import KEYS as VOCABULARY_KEYS
@@ -64,6 +65,15 @@ ROWS = "vllm_specext.engine.clients.kept_rows.TakesClientRows"
 """What vLLM's workers learn, so that rows can be taken from them."""
 
 
+@replaces(
+    "vllm.config.parallel.ParallelConfig.worker_extension_cls",
+    name="rows for clients",
+    why="clients that draft need the keys and values that the drafter has made of the text, which are in the worker",
+    how="set to a class with one method where client_drafts is true; another class is refused",
+    upstream="vLLM's own setting",
+    until="always",
+    kind="set",
+)
 def for_clients(options: MoAOptions, launch: Launch) -> MoAOptions:
     """The options of a server whose clients draft. Raises ``ConfigurationError``."""
     parallel = launch.parallel

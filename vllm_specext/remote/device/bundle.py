@@ -25,12 +25,13 @@ from vllm_specext.methods.checkpoints import (
 from vllm_specext.methods.layers import RopeScaling, Rotary
 from vllm_specext.methods.moa.checkpoint import CA, SA, LayerShape
 from vllm_specext.methods.moa.model import DecoderLayer
-from vllm_specext.remote.moa_drafter import ClientModel, MoAClientDrafter
+from vllm_specext.remote.device.moa_drafter import ClientModel, MoAClientDrafter
 from vllm_specext.remote.protocol import MAX_NODES
 from vllm_specext.tree.budget import TreeShape
 
 CONFIG = "bundle.json"
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
+QUERIES = f"{SA}.self_attn.q_proj.weight"
 SERVERS = tuple(f"{CA}.self_attn.{one}_proj.weight" for one in "kv")
 """Of the drafter's two layers, what only the server needs."""
 
@@ -53,14 +54,16 @@ class Bundle(BaseModel):
     rope_scaling: RopeScaling | None
     ends: list[Annotated[int, Field(ge=0)]] = Field(max_length=64)
     """Tokens that end an answer."""
+    tied: bool
+    """The output layer is the embedding."""
     nodes: int = Field(ge=1, le=MAX_NODES)
     depth: int = Field(ge=1, le=32)
     top_k: int = Field(ge=2, le=64)
 
     def tensor_shapes(self) -> Shapes:
         layers = self.self_attention.tensor_shapes(SA) | self.cross_attention.tensor_shapes(CA)
-        ends = (self.vocab_size, self.self_attention.width)
-        return {name: size for name, size in layers.items() if name not in SERVERS} | {EMBEDDING: ends, HEAD: ends}
+        ends = dict.fromkeys([EMBEDDING] if self.tied else [EMBEDDING, HEAD], (self.vocab_size, layers[QUERIES][1]))
+        return {name: size for name, size in layers.items() if name not in SERVERS} | ends
 
     @property
     def row_heads(self) -> tuple[int, int]:
@@ -92,5 +95,6 @@ def drafter_of(folder: Path, bundle: Bundle) -> MoAClientDrafter:
         read_text = DecoderLayer(layers[0], eps, Rotary(bundle.rope_theta, bundle.rope_scaling))
         model = ClientModel(read_text, DecoderLayer(layers[1], eps, Rotary(bundle.rope_theta)), bundle.vocab_size)
     tensors = {name: tensor.float() for name, tensor in load_tensors(folder / SAFETENSORS).items()}
+    tensors.setdefault(HEAD, tensors[EMBEDDING])
     model.load_state_dict(tensors, assign=True)
     return MoAClientDrafter(model, *layers, TreeShape(bundle.nodes, bundle.depth, bundle.top_k))

@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.remote.asking import Asking
+from vllm_specext.remote.device.asking import Asking
+from vllm_specext.remote.device.wording import Growing
 from vllm_specext.remote.events import Done, Retracted
 from vllm_specext.remote.protocol import Sampling
-from vllm_specext.remote.wording import Growing
 
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n"}
 SIZES = {"max_tokens", "max_completion_tokens", "stream", "stream_options"}

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from vllm_specext.remote import bundle as bundles
 from vllm_specext.remote.client import Client, Event, Settings
+from vllm_specext.remote.device import bundle as bundles
+from vllm_specext.remote.device.socket import connecting
+from vllm_specext.remote.device.wording import Wording
 from vllm_specext.remote.protocol import Sampling
 from vllm_specext.remote.rows import RowFormat
-from vllm_specext.remote.socket import connecting
-from vllm_specext.remote.wording import Wording
 
 
 class Asking:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import SAFETENSORS, read_object
 from vllm_specext.methods.moa.checkpoint import read_shape, read_tensors
-from vllm_specext.remote.bundle import CONFIG, EMBEDDING, HEAD, Bundle
+from vllm_specext.remote.device.bundle import CONFIG, EMBEDDING, HEAD, Bundle
 from vllm_specext.remote.fingerprint import fingerprint
 from vllm_specext.training.pipeline.target import read_target
 from vllm_specext.training.pipeline.target_ends import TargetEnds
@@ -38,6 +38,8 @@ def make(target: str, drafter: Path, folder: Path, dtype: torch.dtype) -> Bundle
         )
     if not (drafter / SAFETENSORS).is_file():
         raise ConfigurationError(f"{drafter} has no {SAFETENSORS}; convert its pytorch_model.bin first.")
+    ends = TargetEnds(model)
+    embedding = ends.get_input_embeddings().weight
     bundle = Bundle(
         target=target,
         fingerprint=fingerprint(drafter / SAFETENSORS),
@@ -48,12 +50,12 @@ def make(target: str, drafter: Path, folder: Path, dtype: torch.dtype) -> Bundle
         rope_theta=shape.rope_theta,
         rope_scaling=shape.rope_scaling,
         ends=_ends(model.folder),
+        tied=embedding.data_ptr() == ends.head.data_ptr(),
         nodes=62,
         depth=6,
         top_k=8,
     )
-    ends = TargetEnds(model)
-    found = read_tensors(drafter) | {EMBEDDING: ends.get_input_embeddings().weight, HEAD: ends.head}
+    found = read_tensors(drafter) | {EMBEDDING: embedding, HEAD: ends.head}
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: found[name].to(dtype).contiguous() for name in bundle.tensor_shapes()}
     save_file(stored, folder / SAFETENSORS, metadata={"format": "pt"})
