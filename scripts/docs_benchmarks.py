@@ -316,6 +316,33 @@ def predicted_answers() -> str:
     return table(header, rows)
 
 
+def remote_links() -> str:
+    header = (
+        "server's time",
+        "link",
+        "drafter",
+        "tokens per call",
+        "calls per 100 tokens",
+        "bytes per token",
+        "tokens/s",
+    )
+    rows = []
+    for row in read("remote.json")["links"]:
+        told: tuple[str, ...] = ("", "", "")
+        if "tokens_per_call" in row:
+            told = f"{row['tokens_per_call']:.2f}", f"{row['calls_per_100']:.0f}", f"{row['bytes_per_token']:.0f}"
+        rows.append((f"{row['token_ms']:g} ms", row["link"], row["drafter"], *told, f"{row['tokens_per_second']:.0f}"))
+    return table(header, rows)
+
+
+def remote_cuts() -> str:
+    rows = [
+        (str(row["cut"]), row["drafter"], f"{row['same']:.0%}", f"{row['nats']:.2f}")
+        for row in read("remote.json")["cuts"]
+    ]
+    return table(("cut after", "who goes on", "the target's tokens", "nats"), rows)
+
+
 def soak() -> str:
     return table(("what", "figure"), figures_of_soak(read("soak/griffin-tree.json")))
 
@@ -337,6 +364,8 @@ def soaks() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "benchmark remote links": remote_links,
+    "benchmark remote cuts": remote_cuts,
     "benchmark tokens per verification": tokens_per_verification,
     "benchmark tokens in short": tokens_in_short,
     "benchmark tokens by depth": tokens_by_depth,

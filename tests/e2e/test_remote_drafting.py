@@ -103,6 +103,16 @@ def test_chats_have_the_targets_template(server: Server, client: Client, local: 
     assert local.chat.completions.create(model="any", **asked).choices[0].message.content == said
 
 
+def test_a_private_message_is_answered_by_the_drafter_alone(local: OpenAI) -> None:
+    messages: Any = [
+        {"role": "user", "content": "Sort a list."},
+        {"role": "user", "content": "It is mine.", "private": True},
+    ]
+    said = local.chat.completions.create(model="any", messages=messages, temperature=0, max_tokens=8)
+    assert said.specext["offline"] == said.usage.completion_tokens > 0  # type: ignore[attr-defined, union-attr]
+    assert not said.specext["exact"]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
@@ -111,6 +121,7 @@ def test_chats_have_the_targets_template(server: Server, client: Client, local: 
         ({"temperature": 3}, "'temperature' is 3; expected a number from 0 to 2."),
         ({"prompt": ["a", "b"]}, "'prompt' must be a string."),
         ({"prompt": ""}, "the prompt is empty."),
+        ({"stop": ["x"]}, "'stop' is not supported by a client that drafts."),
     ],
 )
 def test_what_a_client_that_drafts_cannot_do_is_refused_in_one_sentence(

@@ -4,8 +4,8 @@
 
 ``SPEC``: ``llm``; ``sessions``, each with ``ids``, ``sampling`` (fields of ``protocol.Sampling``), ``max_tokens``,
 ``answer`` (that of plain decoding) and ``knows`` (how often the drafter is right); ``kind`` of rows; ``preset`` of the
-link; whether it is ``cut`` now and then; ``sabotage``, as for ``runner.py``. ``OUT``: ids and ``exact`` of each
-session, the first ones' rows, and counters.
+link; whether it is ``cut`` now and then; ``sabotage``, as for ``runner.py``; prompts that are ``drafted`` for.
+``OUT``: ids and ``exact`` of each session, the first ones' rows, counters, and the server's trees for those prompts.
 """
 
 import asyncio
@@ -32,8 +32,44 @@ def main(spec_path: str, out_path: str) -> None:
     llm = LLM(**spec["llm"], disable_log_stats=False)
     found = run(sessions(llm, spec))
     counters = {m.name: m.value for m in llm.get_metrics() if m.name in runner.COUNTERS}
+    trees = server_trees(llm, spec.get("drafted", []))
     kept = len(runner.model_runner(llm).speculator.clients.kept)
-    Path(out_path).write_text(json.dumps({"sessions": found, "counters": counters, "kept": kept}))
+    Path(out_path).write_text(json.dumps({"sessions": found, "counters": counters, "kept": kept, "trees": trees}))
+
+
+def server_trees(llm: Any, prompts: list[list[int]]) -> list[dict[str, Any]]:
+    """Of each prompt with the token after it: the tree that the server's own drafter makes, and the rows of the prompt,
+    ``float16``, as they cross the wire."""
+    from vllm import SamplingParams
+
+    import vllm_specext.engine.drafting.rooted_speculator as module
+    from vllm_specext.engine.clients.verifier import TAKE, params_for
+    from vllm_specext.remote.drafted import Drafted
+    from vllm_specext.remote.protocol import Sampling
+    from vllm_specext.remote.rows import FLOAT16, RowFormat
+
+    stock, drafts = module.hand_over, []
+
+    def hand_over(*args: Any) -> Any:
+        drafts.append(stock(*args))
+        return drafts[-1]
+
+    module.hand_over = hand_over
+    layer = runner.model_runner(llm).speculator.verified_attention
+    form = RowFormat(layer.num_kv_heads, layer.head_size, FLOAT16)
+    found = []
+    for prompt in prompts:
+        drafts.clear()
+        once = SamplingParams(temperature=0, max_tokens=1)
+        (output,) = llm.generate({"prompt_token_ids": prompt}, once, use_tqdm=False)
+        ids, parents = drafts[-1].tokens[0].tolist(), drafts[-1].topology.parents[0, 1:].tolist()
+        ticket, params = params_for(Drafted.chain([]), Sampling(0), form, 0)
+        llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+        (rows,) = llm.collective_rpc(TAKE, args=(ticket,))
+        text = [*prompt, *output.outputs[0].token_ids]
+        found.append({"text": text, "ids": ids, "parents": parents, "rows": rows.hex()})
+    module.hand_over = stock
+    return found
 
 
 class Verifier:

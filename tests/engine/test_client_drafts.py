@@ -1,6 +1,7 @@
 """Trees that requests bring, on the real engine: the tokens of plain decoding, and rows that are the drafter's own; the
 faults below must break that."""
 
+import asyncio
 import json
 import random
 from collections.abc import Callable
@@ -14,10 +15,16 @@ from transformers import AutoModelForCausalLM
 from tests.engine.conftest import ROOMY, ROUND, TIGHT_FOR_TREES, Result, moa, run_apart
 from tests.engine.test_lossless import FEW, differing
 from tests.engine.workload import MOA, TARGET
+from tests.unit.test_client_bundle import paths
 from vllm_specext.engine.requests import CLIENT_TREE
 from vllm_specext.methods.moa.checkpoint import read_shape, read_tensors
 from vllm_specext.methods.moa.model import MoADrafter
+from vllm_specext.remote.device import bundle as bundles
+from vllm_specext.remote.device.make_bundle import make
+from vllm_specext.remote.device.moa_drafter import MoAClientDrafter
+from vllm_specext.remote.rows import FLOAT16, RowFormat
 from vllm_specext.training.moa.target import target_states
+from vllm_specext.tree.budget import TreeShape
 
 Engines = Callable[..., Result]
 CLIENTS = moa(24, 4, client_drafts=True)
@@ -132,7 +139,16 @@ def reference_rows(tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def with_cuts(tmp_path_factory: pytest.TempPathFactory, answers: list[list[int]]) -> Result:
-    return in_sessions(tmp_path_factory.mktemp("cuts"), answers, kind="float16", preset="5g", cut=True)
+    return in_sessions(
+        tmp_path_factory.mktemp("cuts"), answers, kind="float16", preset="5g", cut=True, drafted=drafted_for(200)
+    )
+
+
+def drafted_for(count: int) -> list[list[int]]:
+    """Beginnings of prompts."""
+    chance = random.Random(2)
+    whole = [one["ids"] for one in ROUND if len(one["ids"]) > 20]
+    return [ids[: chance.randrange(8, len(ids))] for ids in chance.choices(whole, k=count)]
 
 
 def test_forty_sessions_over_a_link_that_is_cut_have_the_tokens_of_plain_decoding(
@@ -153,6 +169,22 @@ def test_rows_are_what_the_plain_drafter_makes_of_the_text(with_cuts: Result) ->
         for found, made in zip((keys, values), reference_rows(session["whole"]), strict=True):
             # A row of float16 has eleven bits.
             assert torch.allclose(found, made[: len(found)], rtol=1e-3, atol=2e-3)
+
+
+def test_a_client_drafts_the_servers_trees(with_cuts: Result, tmp_path: Path) -> None:
+    """The rows have been rounded to float16, so that a tie may be decided otherwise."""
+    make(str(TARGET), MOA, tmp_path / "bundle", torch.float32)
+    bundle = bundles.read(tmp_path / "bundle")
+    model = bundles.drafter_of(tmp_path / "bundle", bundle)._model
+    trees = with_cuts["trees"]
+    same = 0
+    for tree in trees:
+        drafter = MoAClientDrafter(model, bundle.self_attention, bundle.cross_attention, TreeShape(24, 6, 4))
+        drafter.take(0, *RowFormat(*bundle.row_heads, FLOAT16).unpack(bytes.fromhex(tree["rows"])))
+        drafted = asyncio.run(drafter.draft(tree["text"], 24))
+        same += paths(drafted.ids.tolist(), drafted.parents.tolist()) == paths(tree["ids"], tree["parents"])
+    assert len(trees) == 200
+    assert same >= 190
 
 
 def test_a_wrong_mask_is_noticed_in_sessions(tmp_path: Path, answers: list[list[int]]) -> None:

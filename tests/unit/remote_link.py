@@ -103,6 +103,7 @@ class End:
     async def send(self, frame: bytes) -> None:
         if self.closed:
             raise LinkLost("closed")
+        self.link.seen.append(frame)
         loop = asyncio.get_running_loop()
         loop.call_at(self.way.arrival(len(frame)), self.other._take, frame)
 
@@ -134,6 +135,8 @@ class Link:
         )
         self.served, self.key = served, key
         self.cuts, self.is_up = 0, True
+        self.seen: list[bytes] = []
+        """All frames, of both directions."""
         self.conversations: list[asyncio.Task[None]] = []
 
     def cut(self) -> None:

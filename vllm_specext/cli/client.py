@@ -14,10 +14,14 @@ import typer
 
 from vllm_specext.cli.extras import require
 from vllm_specext.cli.lines import show
+from vllm_specext.cli.pair import read_text
 from vllm_specext.cli.ports import check_free, read_port
 from vllm_specext.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from vllm_specext.remote.client import Event
     from vllm_specext.remote.device.asking import Asking
 
 KEY = "VLLM_API_KEY"
@@ -43,6 +47,13 @@ def client(
     ] = None,
     rows: Annotated[Literal["int8", "float16"], typer.Option(help="How the server's rows come.")] = "int8",
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow ws:// to another machine.")] = False,
+    private: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file whose text ends the prompt and is never sent: the answer is the drafter's alone.",
+            show_default=False,
+        ),
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Ask without the chat template.")] = False,
     serve: Annotated[
         str | None, typer.Option(help="HOST:PORT to answer OpenAI clients at.", show_default=False)
@@ -62,19 +73,27 @@ def client(
         run_proxy(asking, serve)
         return
     assert prompt is not None
-    seed = secrets.randbits(32) if seed is None else seed
-    ids = asking.wording.of_text(prompt) if raw else asking.wording.of_chat([{"role": "user", "content": prompt}])
-    asyncio.run(tell(asking, ids, temperature, seed, max_tokens))
+    from vllm_specext.remote.protocol import Sampling
+
+    def ids_of(text: str) -> list[int]:
+        return asking.wording.of_text(text) if raw else asking.wording.of_chat([{"role": "user", "content": text}])
+
+    sampling = Sampling(secrets.randbits(32) if seed is None else seed, temperature)
+    if private is None:
+        events = asking.answer(ids_of(prompt), sampling, max_tokens)
+    else:
+        whole = ids_of(prompt + read_text(private, "--private"))
+        events = asking.answer_privately(whole, ids_of(prompt), sampling, max_tokens)
+    asyncio.run(tell(asking, events))
 
 
-async def tell(asking: "Asking", ids: list[int], temperature: float, seed: int, max_tokens: int) -> None:
+async def tell(asking: "Asking", events: "AsyncIterator[Event]") -> None:
     """Print an answer as it comes, and how it came."""
     from vllm_specext.remote.device.wording import Growing
     from vllm_specext.remote.events import Done, Retracted
-    from vllm_specext.remote.protocol import Sampling
 
     text = Growing(asking.wording)
-    async for event in asking.answer(ids, Sampling(seed, temperature), max_tokens):
+    async for event in events:
         if isinstance(event, Done):
             print(text.end(), flush=True)
             traffic = event.traffic

@@ -49,13 +49,13 @@ def bundled_text() -> str:
     return "\n".join(prompt["text"] for prompt in bundled_prompts() if not prompt["text"].startswith("<|"))
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, option: str = "--text") -> str:
     try:
         found = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--text is {str(path)!r}, which cannot be read ({type(error).__name__}).") from None
+        raise ConfigurationError(f"{option} is {str(path)!r}, which cannot be read ({type(error).__name__}).") from None
     if not found:
-        raise ConfigurationError(f"--text is {str(path)!r}, which is empty.")
+        raise ConfigurationError(f"{option} is {str(path)!r}, which is empty.")
     return found
 
 

@@ -83,7 +83,7 @@ class Client:
     ) -> None:
         """``connect`` makes a connection or raises ``LinkLost``. ``chooser`` makes the names of sessions, and how much
         longer than the last one a pause is."""
-        self._connect, self._drafter, self._settings = connect, drafter, settings
+        self._connect, self.drafter, self.settings = connect, drafter, settings
         self._chooser = chooser or random.SystemRandom()
         self._waiting = Waiting()
         self._number = 0
@@ -93,12 +93,16 @@ class Client:
 
         Raises ``RefusedError``.
         """
-        session = _Answer(self, self._settings, prompt, sampling, max_tokens)
+        session = _Answer(self, self.settings, prompt, sampling, max_tokens)
         try:
             async for event in session.events():
                 yield event
         finally:
             await session.close()
+
+    def with_settings(self, settings: Settings) -> "Client":
+        """The same with other ``settings``."""
+        return Client(self._connect, self.drafter, settings, self._chooser)
 
     def number(self) -> int:
         self._number += 1
@@ -189,7 +193,7 @@ class _Answer:
         if alone:
             tree = Drafted.chain(alone[: limits.max_nodes])
         else:
-            tree = await self._client._drafter.draft(known, limits.max_nodes)
+            tree = await self._client.drafter.draft(known, limits.max_nodes)
         drafted = (ids_to_bytes(tree.ids), bytes(tree.parents.tolist()), text.rows)
         verify = Verify(self._client.number(), self._session, len(known), digest(known), *drafted)
         text.traffic.calls += 1
@@ -209,7 +213,7 @@ class _Answer:
 
     def _took_rows(self, first: int, rows: bytes) -> None:
         if rows:
-            self._text.rows = self._client._drafter.take(first, *self._settings.form.unpack(rows))
+            self._text.rows = self._client.drafter.take(first, *self._settings.form.unpack(rows))
 
     async def _offline(self) -> AsyncIterator[Said]:
         """The drafter's own tokens until the server can be reached again, or there is no more to say without it."""
@@ -219,7 +223,7 @@ class _Answer:
             for _ in range(self._settings.offline_limit):
                 if back.done() or self._is_said() or self._is_loop():
                     break
-                token = await self._client._drafter.say(list(text.ids), self._sampling)
+                token = await self._client.drafter.say(list(text.ids), self._sampling)
                 text.ids.append(token)
                 text.traffic.offline += 1
                 yield Said([token], verified=False)

@@ -30,7 +30,7 @@ from vllm_specext.remote.protocol import (
     ids_to_bytes,
 )
 from vllm_specext.remote.rows import RowFormat
-from vllm_specext.remote.sessions import BUSY_MS, Refusal, Session, Sessions
+from vllm_specext.remote.sessions import BUSY_MS, PER_SECOND, Refusal, Session, Sessions
 from vllm_specext.remote.verifier import Outcome, Verifier
 
 ROWS_AT_ONCE = 256
@@ -143,6 +143,8 @@ class Conversation:
         if not session.begins_with(message.length, message.digest):
             raise Refusal("unknown", "the session has another text; open it with its text.")
         tree = Drafted.of(message, self._served.limits)
+        if early := session.wait(self._served.sessions.clock()):
+            raise Refusal("busy", f"{PER_SECOND} trees of a session are verified in a second.", 1000 * early)
         del session.text[message.length :]
         if session.room <= 0:
             raise Refusal("refused", f"the answer has all tokens that it may have, {session.max_tokens} at most.")

@@ -6,6 +6,7 @@ anyway, so that one may stay away for as long as it likes, and come back to anot
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ PER_KEY = 8
 TOTAL = 1024
 IDLE_SECONDS = 600.0
 BUSY_MS = 500.0
+PER_SECOND = 50
+"""Trees of a session that are verified in a second."""
 
 
 class Refusal(Exception):  # noqa: N818
@@ -41,6 +44,8 @@ class Session:
     """Of the text with its answer."""
     text: list[int] = field(default_factory=list)
     used: float = 0.0
+    begun: "deque[float]" = field(default_factory=lambda: deque(maxlen=PER_SECOND))
+    """When its last trees were to be verified."""
     owner: object = None
     """The conversation that opened it last."""
     asked: Verify | None = None
@@ -78,6 +83,13 @@ class Session:
             )
         self.text[first:] = ids
 
+    def wait(self, now: float) -> float:
+        """Seconds until another tree may be verified; where it may be now, it counts."""
+        early = self.begun[0] + 1 - now if len(self.begun) == PER_SECOND else 0.0
+        if early <= 0:
+            self.begun.append(now)
+        return max(0.0, early)
+
     def is_asked_again(self, message: Verify) -> bool:
         return self.asked is not None and _question(self.asked) == _question(message)
 
@@ -91,7 +103,7 @@ class Sessions:
 
     def __init__(self, max_length: int, clock: Callable[[], float] = time.monotonic) -> None:
         """``max_length``: tokens that a text may have with its answer."""
-        self._max_length, self._clock = max_length, clock
+        self._max_length, self.clock = max_length, clock
         self._sessions: dict[bytes, Session] = {}
 
     def __len__(self) -> int:
@@ -118,7 +130,7 @@ class Sessions:
             found = self._new(key, message)
         elif (found.prompt, found.sampling) != (message.prompt, message.sampling):
             raise Refusal("refused", "a session goes on with the prompt and the sampling that it began with.")
-        found.max_tokens, found.owner, found.used = message.max_tokens, owner, self._clock()
+        found.max_tokens, found.owner, found.used = message.max_tokens, owner, self.clock()
         found.wanted, found.wanted_digest = message.length, message.digest
         return found
 
@@ -138,7 +150,7 @@ class Sessions:
         found = self._sessions.get(session)
         if found is None or found.owner is not owner:
             raise Refusal("unknown", "the connection has no such session; open it with its text.")
-        found.used = self._clock()
+        found.used = self.clock()
         return found
 
     def close(self, session: bytes, owner: object) -> None:
@@ -147,6 +159,6 @@ class Sessions:
             del self._sessions[session]
 
     def _forget_idle(self) -> None:
-        oldest = self._clock() - IDLE_SECONDS
+        oldest = self.clock() - IDLE_SECONDS
         for name in [name for name, session in self._sessions.items() if session.used < oldest]:
             del self._sessions[name]

@@ -79,7 +79,6 @@ def for_clients(options: MoAOptions, launch: Launch) -> MoAOptions:
     parallel = launch.parallel
     for name, value in (
         ("--tensor-parallel-size", parallel.tensor_parallel_size),
-        ("--pipeline-parallel-size", parallel.pipeline_parallel_size),
         ("--data-parallel-size", parallel.data_parallel_size),
     ):
         if value > 1:

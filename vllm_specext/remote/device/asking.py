@@ -8,6 +8,7 @@ from vllm_specext.remote.client import Client, Event, Settings
 from vllm_specext.remote.device import bundle as bundles
 from vllm_specext.remote.device.socket import connecting
 from vllm_specext.remote.device.wording import Wording
+from vllm_specext.remote.private import answer_privately, parted
 from vllm_specext.remote.protocol import Sampling
 from vllm_specext.remote.rows import RowFormat
 
@@ -30,6 +31,15 @@ class Asking:
 
     async def answer(self, prompt: list[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Event]:
         """Raises ``RefusedError``."""
-        client = Client(self._connect, self._drafter.for_another_text(), self._settings)
-        async for event in client.answer(prompt, sampling, max_tokens):
+        async for event in self._client().answer(prompt, sampling, max_tokens):
             yield event
+
+    async def answer_privately(
+        self, whole: list[int], known: list[int], sampling: Sampling, max_tokens: int
+    ) -> AsyncIterator[Event]:
+        """The same to a prompt of which the server gets no more than what ``known`` begins with too."""
+        async for event in answer_privately(self._client(), *parted(whole, known), sampling, max_tokens):
+            yield event
+
+    def _client(self) -> Client:
+        return Client(self._connect, self._drafter.for_another_text(), self._settings)

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.remote.client import Event
 from vllm_specext.remote.device.asking import Asking
 from vllm_specext.remote.device.wording import Growing
 from vllm_specext.remote.events import Done, Retracted
@@ -70,7 +71,7 @@ class Asked:
             min_p=_number(body, "min_p", "min_p", 0.0, float, 0, 1),
             repetition_penalty=_number(body, "repetition_penalty", "repetition_penalty", 1.0, float, 1e-9, 2),
         )
-        self.ids = _chat(body, asking) if is_chat else _prompt(body, asking)
+        self.ids, self.known = _chat(body, asking) if is_chat else (_prompt(body, asking), None)
         if not self.ids:
             raise ConfigurationError("the prompt is empty.")
 
@@ -85,11 +86,16 @@ def _number(body: dict[str, Any], name: str, other: str, default: Any, kind: typ
     return kind(value)
 
 
-def _chat(body: dict[str, Any], asking: Asking) -> list[int]:
+def _chat(body: dict[str, Any], asking: Asking) -> tuple[list[int], list[int] | None]:
+    """The chat's tokens; with a last message that is private, also those of the chat without it."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages) or not messages:
         raise ConfigurationError("'messages' must be a list of {'role': ..., 'content': a string}.")
-    return asking.wording.of_chat(messages)
+    private = [message.pop("private", False) for message in messages]
+    if any(private[:-1]) or not isinstance(private[-1], bool):
+        raise ConfigurationError("'private' must be true or false, and only the last message may have it.")
+    known = asking.wording.of_chat(messages[:-1]) if private[-1] and len(messages) > 1 else []
+    return asking.wording.of_chat(messages), known if private[-1] else None
 
 
 def _is_message(message: Any) -> bool:
@@ -110,7 +116,7 @@ async def _answered(asking: Asking, request: Request, is_chat: bool) -> Response
             return _refused(f"the body has more than {MAX_BODY} bytes.", 413)
     try:
         asked = Asked(json.loads(content), asking, is_chat)
-        events = asking.answer(asked.ids, asked.sampling, asked.max_tokens)
+        events = _events(asked, asking)
         if asked.streams:
             return StreamingResponse(_streamed(asked, events, asking), media_type="text/event-stream")
         text, done = Growing(asking.wording), None
@@ -129,7 +135,13 @@ async def _answered(asking: Asking, request: Request, is_chat: bool) -> Response
         return _refused(str(error), 400)
 
 
-async def _streamed(asked: Asked, events: AsyncIterator[Any], asking: Asking) -> AsyncIterator[str]:
+def _events(asked: Asked, asking: Asking) -> AsyncIterator[Event]:
+    if asked.known is None:
+        return asking.answer(asked.ids, asked.sampling, asked.max_tokens)
+    return asking.answer_privately(asked.ids, asked.known, asked.sampling, asked.max_tokens)
+
+
+async def _streamed(asked: Asked, events: AsyncIterator[Event], asking: Asking) -> AsyncIterator[str]:
     """Server-sent events. They cannot take anything back, so that ``rewrite`` waits: what may be retracted is held."""
     text, name = Growing(asking.wording), _name(asked)
     held: list[int] = []

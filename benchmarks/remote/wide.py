@@ -1,0 +1,71 @@
+"""Rows as wide as a Llama 3 8B's drafter has them, for a small one: each head stands several times."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from vllm_specext.remote.drafted import Drafted
+from vllm_specext.remote.protocol import Sampling
+from vllm_specext.remote.rows import FLOAT16, INT8, RowFormat
+from vllm_specext.remote.verifier import Outcome
+
+TIMES = 4
+"""1024 values instead of 256."""
+
+
+@dataclass
+class WideVerifier:
+    """Asks an engine in this process. The time that this takes is not looked at: a verification takes ``seconds`` of
+    the virtual clock."""
+
+    llm: Any
+    own: RowFormat
+    """The engine's, ``FLOAT16``."""
+    seconds: float
+    sleep: Callable[[float], Any]
+
+    def for_user(self, key: str) -> "WideVerifier":
+        return self
+
+    async def verify(
+        self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int
+    ) -> Outcome:
+        from vllm_specext.engine.clients.verifier import TAKE, params_for
+
+        ticket, params = params_for(tree, sampling, self.own, first_row)
+        engine = self.llm.llm_engine
+        engine.add_request(ticket, {"prompt_token_ids": text}, params)
+        tokens: list[int] = []
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                is_first, said = not tokens, list(output.outputs[0].token_ids)
+                tokens += said
+                if not output.finished and (not is_first or not len(tree.under(said[0]).ids)):
+                    engine.abort_request([output.request_id], internal=False)
+        (rows,) = self.llm.collective_rpc(TAKE, args=(ticket,))
+        keys, values = self.own.unpack(rows)
+        wide = form.pack(keys.repeat(1, TIMES, 1), values.repeat(1, TIMES, 1)).numpy().tobytes()
+        await self.sleep(self.seconds)
+        return Outcome(tokens, wide, 1000 * self.seconds, 0.0)
+
+
+def own_heads(drafter: Any, heads: int) -> Any:
+    """``drafter`` takes the first heads of a wide row alone."""
+    take = drafter.take
+
+    def narrow(first: int, keys: Tensor, values: Tensor) -> int:
+        taken: int = take(first, keys[:, :heads], values[:, :heads])
+        return taken
+
+    drafter.take = narrow
+    return drafter
+
+
+def wire(own: RowFormat) -> RowFormat:
+    return RowFormat(own.heads * TIMES, own.head_size, INT8)
+
+
+def exact(heads: int, head_size: int) -> RowFormat:
+    return RowFormat(heads, head_size, FLOAT16)
