@@ -26,7 +26,6 @@ PRESETS = ("base", "5g", "4g")
 TOKEN_MS = (7.07, 30.0)
 """The server's time of a token: an H100 with an 8B model, and the paper's server."""
 DRAFT_MS = 15.0
-VERIFY = 1.25
 LENGTH = 64
 CUTS, AFTER = (10, 25, 50), 16
 
@@ -79,8 +78,12 @@ class Measurement:
     def drafters(self) -> Iterator[tuple[str, Any]]:
         from benchmarks.remote.wide import own_heads
 
-        yield "MoA, rows", lambda: own_heads(self.moa.for_another_text(), self.own.heads)
-        yield "independent, ids alone", lambda: self.other
+        def moa() -> Any:
+            return own_heads(self.moa.for_another_text(), self.own.heads)
+
+        yield "MoA in every call", moa
+        yield "MoA where it pays", moa
+        yield "independent, in every call", lambda: self.other
 
     def result(self) -> dict[str, Any]:
         from tests.unit.remote_link import PRESETS as LINKS
@@ -94,30 +97,32 @@ class Measurement:
                 row = {"link": preset, "token_ms": token_ms, "tokens_per_second": LENGTH / seconds}
                 links.append({"drafter": "none: plain streaming", **row})
                 for name, made in self.drafters():
-                    links.append({"drafter": name, **run(self.over(preset, token_ms, made, name.startswith("MoA")))})
+                    links.append({"drafter": name, **run(self.over(preset, token_ms, name, made))})
         facts = self.engine.facts() | {"prompts": len(self.asked), "tokens": LENGTH, "draft_ms": DRAFT_MS}
         return {"facts": facts, "links": links, "cuts": asyncio.run(self.cuts())}
 
-    async def over(self, preset: str, token_ms: float, made: Any, takes_rows: bool) -> dict[str, Any]:
+    async def over(self, preset: str, token_ms: float, name: str, made: Any) -> dict[str, Any]:
         from benchmarks.remote.wide import WideVerifier, wire
         from tests.unit.remote_link import FINGERPRINT, Link
         from tests.unit.remote_link import PRESETS as LINKS
         from vllm_specext.remote.client import Client, Settings
         from vllm_specext.remote.events import Done, Said
+        from vllm_specext.remote.pace import Pace
         from vllm_specext.remote.protocol import Sampling, Welcome
         from vllm_specext.remote.server import Served
         from vllm_specext.remote.sessions import Sessions
 
         clock, form = asyncio.get_running_loop().time, wire(self.own)
         limits = Welcome(0, "bundled", self.bundle.vocab_size, 512, 62, 6, token_ms)
-        verifier: Any = WideVerifier(self.engine.llm, self.own, VERIFY * token_ms / 1000, asyncio.sleep)
-        if not takes_rows:
+        verifier: Any = WideVerifier(self.engine.llm, self.own, token_ms / 1000, asyncio.sleep)
+        if not name.startswith("MoA"):
             verifier = NoRows(verifier)
         served = Served(limits, FINGERPRINT, form.heads, form.head_size, frozenset(), Sessions(512, clock), verifier)
+        pace = Pace(always_draft=name.endswith("in every call"))
         calls, up, down, seconds, prompt_bytes = 0, 0, 0, 0.0, 0
         for number, (text, expected) in enumerate(self.asked):
             link = Link(LINKS[preset], lambda: served, seed=number)
-            client = Client(link.connect, Timed(made()), Settings(FINGERPRINT, form), random.Random(number))
+            client = Client(link.connect, Timed(made()), Settings(FINGERPRINT, form), random.Random(number), pace)
             ids: list[int] = []
             begun = clock()
             async for event in client.answer(text, Sampling(0), LENGTH):
@@ -172,7 +177,7 @@ class Measurement:
 
         verifier = WideVerifier(self.engine.llm, self.own, 0.0, asyncio.sleep)
         form = wire(self.own)
-        outcome = await verifier.verify(known, Drafted.chain([]), Sampling(0), form, 0)
+        outcome = await verifier.verify(known, Drafted.chain([]), Sampling(0), form, 0, 0)
         moa = own_heads(self.moa.for_another_text(), self.own.heads)
         # When the link is cut, the last token's row has not come.
         moa.take(0, *form.unpack(outcome.rows[: (len(known) - 1) * form.size]))
@@ -180,7 +185,7 @@ class Measurement:
         for name, drafter in (("MoA, rows", moa), ("independent", self.other)):
             text = list(known)
             while len(text) < len(known) + count:
-                text.append(await drafter.say(text, Sampling(0)))
+                text.append(drafter.next_token(text, Sampling(0)))
             found[name] = text[len(known) :]
         return found
 
@@ -189,11 +194,11 @@ class Timed:
     """A drafter that takes its time of the virtual clock."""
 
     def __init__(self, drafter: Any) -> None:
-        self.drafter, self.take, self.say = drafter, drafter.take, drafter.say
+        self.drafter, self.take, self.say = drafter, drafter.take, drafter.next_token
 
     async def draft(self, text: list[int], max_nodes: int) -> Any:
         await asyncio.sleep(DRAFT_MS / 1000)
-        return await self.drafter.draft(text, max_nodes)
+        return self.drafter.tree(text, max_nodes)
 
 
 class NoRows:

@@ -24,10 +24,10 @@ class Independent:
     def take(self, first: int, keys: Tensor, values: Tensor) -> int:
         return 0  # it knows nothing of rows
 
-    async def draft(self, text: list[int], max_nodes: int) -> Drafted:
+    def tree(self, text: list[int], max_nodes: int) -> Drafted:
         return Drafted.chain(self._continued(text, LENGTH)[:max_nodes])
 
-    async def say(self, text: list[int], sampling: Sampling) -> int:
+    def next_token(self, text: list[int], sampling: Sampling) -> int:
         for length in (2, LENGTH, 2 * LENGTH):
             if found := self._continued(text, length):
                 return found[0]

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import uvicorn
 from openai import OpenAI
+from typer.testing import CliRunner
 from websockets.sync.client import connect
 
 from tests.e2e.conftest import KEY, Client
+from vllm_specext.cli import app
 from vllm_specext.cli.ports import check_free
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import MODELS, PROMPTS, TARGET
@@ -40,12 +42,9 @@ def server(logs: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-
-    from vllm_specext.remote.device.make_bundle import make
-
-    folder = tmp_path_factory.mktemp("bundle")
-    make(str(TARGET), MODELS / "moa", folder, torch.float32)
+    folder = tmp_path_factory.mktemp("bundle") / "new"
+    made = CliRunner().invoke(app, ["bundle", str(TARGET), str(MODELS / "moa"), str(folder), "--dtype", "float32"])
+    assert made.exit_code == 0, made.output
     return folder
 
 
@@ -89,12 +88,32 @@ def test_the_proxy_answers_as_the_server_does_streamed_and_whole(local: OpenAI, 
         whole = local.completions.create(model="any", prompt=text, **how(index))
         *_, last = chunks = list(local.completions.create(model="any", prompt=text, stream=True, **how(index)))
         assert whole.choices[0].text == "".join(chunk.choices[0].text for chunk in chunks) == plain[index]
-        assert whole.specext == last.specext | {"bytes_up": whole.specext["bytes_up"]}  # type: ignore[attr-defined]
-        assert whole.specext["exact"]  # type: ignore[attr-defined]
+        for said in (whole, last):
+            assert said.specext["exact"]  # type: ignore[attr-defined]
+            assert said.specext["offline"] == 0  # type: ignore[attr-defined]
         assert whole.usage is not None
         assert whole.usage.completion_tokens == whole.specext["verified"]  # type: ignore[attr-defined]
         calls += whole.specext["calls"]  # type: ignore[attr-defined]
     assert calls < 0.7 * len(ASKED) * LENGTH
+
+
+def test_the_command_prints_the_answer_and_how_it_came(server: Server, bundle: Path, plain: list[str]) -> None:
+    place = ["--server", f"ws://{HOST}:{server.port}", "--bundle", str(bundle)]
+    asked = ["client", ASKED[0], "--raw", "--max-tokens", str(LENGTH), "--seed", "40", *place]
+    done = CliRunner().invoke(app, asked, env={"VLLM_API_KEY": KEY})
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith(plain[0])
+    assert f"{LENGTH} tokens verified in" in done.output
+    assert "exactly the target's" in done.output
+
+
+def test_the_command_keeps_a_file_to_itself(server: Server, bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text(" and nobody else's")
+    asked = ["client", "Sort a list.", "--private", str(tmp_path / "mine.txt"), "--max-tokens", "8"]
+    place = ["--server", f"ws://{HOST}:{server.port}", "--bundle", str(bundle)]
+    done = CliRunner().invoke(app, [*asked, *place], env={"VLLM_API_KEY": KEY})
+    assert done.exit_code == 0, done.output
+    assert "0 tokens verified in 1 calls" in done.output
 
 
 def test_chats_have_the_targets_template(server: Server, client: Client, local: OpenAI) -> None:

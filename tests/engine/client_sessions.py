@@ -79,11 +79,11 @@ class Verifier:
     def for_user(self, key: str) -> "Verifier":
         return self
 
-    async def verify(self, text: list[int], tree: Any, sampling: Any, form: Any, first_row: int) -> Any:
+    async def verify(self, text: list[int], tree: Any, sampling: Any, form: Any, first_row: int, extra: int) -> Any:
         from vllm_specext.engine.clients.verifier import TAKE, params_for
         from vllm_specext.remote.verifier import Outcome
 
-        ticket, params = params_for(tree, sampling, form, first_row)
+        ticket, params = params_for(tree, sampling, form, first_row, extra)
         (output,) = self.llm.generate({"prompt_token_ids": text}, params, use_tqdm=False)
         (rows,) = self.llm.collective_rpc(TAKE, args=(ticket,))
         await asyncio.sleep(0.01)
@@ -96,6 +96,7 @@ async def sessions(llm: Any, spec: dict[str, Any]) -> list[dict[str, Any]]:
     from vllm_specext.engine.clients.endpoint import ends_of
     from vllm_specext.remote.client import Client, Settings
     from vllm_specext.remote.events import Done, Retracted, Said
+    from vllm_specext.remote.pace import Pace
     from vllm_specext.remote.protocol import Sampling, Welcome
     from vllm_specext.remote.rows import RowFormat
     from vllm_specext.remote.server import Served
@@ -135,7 +136,8 @@ async def sessions(llm: Any, spec: dict[str, Any]) -> list[dict[str, Any]]:
         drafter = Knowing(sampling, session["knows"], random.Random(number)).about(session["ids"], session["answer"])
         settings = Settings(FINGERPRINT, RowFormat(*sizes, spec["kind"]), back_online="rewrite", ends=ends)
         cutter = asyncio.ensure_future(cutting(link, random.Random(number))) if spec["cut"] else None
-        client = Client(link.connect, drafter, settings, random.Random(number))
+        pace = Pace(always_draft=number % 4 != 3)  # the others get plainly decoded text in pieces, too
+        client = Client(link.connect, drafter, settings, random.Random(number), pace)
         ids: list[int] = []
         async for event in client.answer(session["ids"], sampling, session["max_tokens"]):
             if isinstance(event, Said):

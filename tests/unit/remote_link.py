@@ -22,6 +22,7 @@ from vllm_specext.remote.client import Client, Settings
 from vllm_specext.remote.connection import LinkLost
 from vllm_specext.remote.drafted import Drafted
 from vllm_specext.remote.events import Done, Retracted, Said
+from vllm_specext.remote.pace import Pace
 from vllm_specext.remote.protocol import Sampling, Welcome
 from vllm_specext.remote.rows import FLOAT16, RowFormat
 from vllm_specext.remote.server import Served, converse
@@ -184,6 +185,7 @@ class ToyTarget:
     """Its row of a token: the token and its place."""
 
     seconds: float = 0.01
+    token_seconds: float = 0.008
     asked: int = 0
     fault: Callable[[list[int]], list[int]] = lambda tokens: tokens
 
@@ -191,10 +193,10 @@ class ToyTarget:
         return self
 
     async def verify(
-        self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int
+        self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int, extra: int
     ) -> Outcome:
         self.asked += 1
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(self.seconds + self.token_seconds * extra)
         said, at = [next_token(text, sampling)], 0
         while True:
             child = np.flatnonzero((tree.parents == at) & (tree.ids == said[-1]))
@@ -202,11 +204,14 @@ class ToyTarget:
                 break
             at = int(child[0]) + 1
             said.append(next_token(text + said, sampling))
+        for _ in range(extra):
+            said.append(next_token(text + said, sampling))
         said = self.fault(said)
         read = torch.tensor((text + said)[first_row : len(text) + len(said) - 1], dtype=torch.float32)
         keys = read[:, None, None].expand(-1, 1, 2)
         values = torch.arange(first_row, first_row + len(read), dtype=torch.float32)[:, None, None].expand(-1, 1, 2)
-        return Outcome(said, form.pack(keys, values).numpy().tobytes(), 1000 * self.seconds, 0.0)
+        seconds = self.seconds + self.token_seconds * extra
+        return Outcome(said, form.pack(keys, values).numpy().tobytes(), 1000 * seconds, 0.0)
 
 
 @dataclass
@@ -259,10 +264,16 @@ def settings(**changes: Any) -> Settings:
 
 
 async def answer(
-    link: Link, drafter: ToyDrafter, prompt: list[int], max_tokens: int = 48, **changes: Any
+    link: Link,
+    drafter: ToyDrafter,
+    prompt: list[int],
+    max_tokens: int = 48,
+    always_draft: bool = False,
+    **changes: Any,
 ) -> tuple[list[int], list[bool], Done, list[float]]:
     """The tokens, whether each was verified when it was said last, how it ended, and when each was said."""
-    client = Client(link.connect, drafter, settings(**changes), random.Random(drafter.chooser.random()))
+    chooser = random.Random(drafter.chooser.random())
+    client = Client(link.connect, drafter, settings(**changes), chooser, Pace(always_draft))
     ids: list[int] = []
     verified: list[bool] = []
     times: list[float] = []

@@ -65,7 +65,7 @@ def test_messages_survive_a_frame() -> None:
 @pytest.mark.parametrize("nodes", [0, 1, 24, 62, 128])
 def test_a_tree_takes_five_bytes_for_a_node(nodes: int) -> None:
     around = 1 + len(b"_verify") + (1 + 2) + (2 + 16) + 2 + (2 + 8)  # up to the ids: number 300, length 200
-    headers = (2 if 4 * nodes < 256 else 3) + 2 + 2  # and the number of rows
+    headers = (2 if 4 * nodes < 256 else 3) + 2 + 2 + 1  # and the number of rows, and none of plain tokens
     assert len(encode(verify([9] * nodes, [0] * nodes))) == around + headers + 5 * nodes
 
 

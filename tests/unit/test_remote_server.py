@@ -1,7 +1,9 @@
 """Conversations of a server: whose a session is, what is verified twice, and frames that are no messages."""
 
 import asyncio
+import gc
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -109,6 +111,33 @@ def test_sessions_belong_to_a_user_and_are_not_many() -> None:
         assert clock() < 2 * IDLE_SECONDS
 
     run(main())
+
+
+def test_eight_hours_of_clients_that_come_and_vanish_leave_nothing() -> None:
+    async def main() -> None:
+        served = serve(ToyTarget())
+        clock, grown = asyncio.get_running_loop().time, []
+        for number in range(320):
+            link = Link(PRESETS["4g"], lambda: served, key=str(number % 50), seed=number)
+            asking = asyncio.ensure_future(
+                answer(link, ToyDrafter(GREEDY, 0.7, random.Random(number)), [9, 10, number + 8], 16)
+            )
+            await asyncio.sleep(90 if number % 3 else 0.3)
+            if number % 3 == 0:  # it is killed: no word of goodbye comes
+                link.cut()
+                asking.cancel()
+                await asyncio.sleep(89.7)
+            link.end()
+            assert len(served.sessions) <= 2 * IDLE_SECONDS / 90
+            if number % 40 == 39:
+                gc.collect()
+                grown.append(tracemalloc.get_traced_memory()[0])
+        assert clock() >= 8 * 3600
+        assert max(grown[4:]) - min(grown[:4]) < 100_000
+
+    tracemalloc.start()
+    run(main())
+    tracemalloc.stop()
 
 
 def test_a_frame_that_is_no_message_ends_the_connection_and_nothing_else() -> None:

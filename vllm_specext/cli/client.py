@@ -46,6 +46,9 @@ def client(
         typer.Option(min=0, help="Seconds to wait for the server then; for ever when absent.", show_default=False),
     ] = None,
     rows: Annotated[Literal["int8", "float16"], typer.Option(help="How the server's rows come.")] = "int8",
+    always_draft: Annotated[
+        bool, typer.Option("--always-draft", help="Draft in every call, and not only where that is measured to pay.")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow ws:// to another machine.")] = False,
     private: Annotated[
         Path | None,
@@ -68,7 +71,7 @@ def client(
     from vllm_specext.remote.device.socket import address
 
     how = {"back_online": back_online, "offline_limit": offline_limit, "patience": wait}
-    asking = Asking(bundle, address(server, insecure), os.environ.get(KEY), rows, **how)
+    asking = Asking(bundle, address(server, insecure), os.environ.get(KEY), rows, always_draft, **how)
     if serve is not None:
         run_proxy(asking, serve)
         return

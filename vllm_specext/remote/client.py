@@ -16,6 +16,7 @@ from vllm_specext.remote.drafted import Drafted
 from vllm_specext.remote.drafting import Drafter
 from vllm_specext.remote.events import Done, Retracted, Said, Traffic
 from vllm_specext.remote.exchange import Busy, Exchange, RefusedError, Unknown, Waiting
+from vllm_specext.remote.pace import Pace
 from vllm_specext.remote.protocol import (
     PIECE,
     PROTOCOL,
@@ -80,12 +81,13 @@ class Client:
         drafter: Drafter,
         settings: Settings,
         chooser: random.Random | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """``connect`` makes a connection or raises ``LinkLost``. ``chooser`` makes the names of sessions, and how much
-        longer than the last one a pause is."""
+        longer than the last one a pause is. ``pace`` has what earlier answers have shown."""
         self._connect, self.drafter, self.settings = connect, drafter, settings
         self._chooser = chooser or random.SystemRandom()
-        self._waiting = Waiting()
+        self._waiting, self.pace = Waiting(), pace or Pace()
         self._number = 0
 
     async def answer(self, prompt: list[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Event]:
@@ -102,7 +104,7 @@ class Client:
 
     def with_settings(self, settings: Settings) -> "Client":
         """The same with other ``settings``."""
-        return Client(self._connect, self.drafter, settings, self._chooser)
+        return Client(self._connect, self.drafter, settings, self._chooser, self.pace)
 
     def number(self) -> int:
         self._number += 1
@@ -190,17 +192,23 @@ class _Answer:
         target's, and why the answer has ended, if it has."""
         text = self._text
         known, alone = text.ids[: text.verified], text.ids[text.verified :]
+        pace, clock = self._client.pace, asyncio.get_running_loop().time
+        begun, plain, measured = clock(), 0, text.rows > 0 and not alone
         if alone:
             tree = Drafted.chain(alone[: limits.max_nodes])
+        elif measured and (plain := pace.plain_tokens()):
+            tree = Drafted.chain([])
         else:
             tree = await self._client.drafter.draft(known, limits.max_nodes)
-        drafted = (ids_to_bytes(tree.ids), bytes(tree.parents.tolist()), text.rows)
+        drafted = (ids_to_bytes(tree.ids), bytes(tree.parents.tolist()), text.rows, max(0, plain - 1))
         verify = Verify(self._client.number(), self._session, len(known), digest(known), *drafted)
         text.traffic.calls += 1
         told = await exchange.ask(verify)
         if not isinstance(told, Verified):
             raise RefusedError("the server answers something else than it was asked.")
         tokens = ids_from_bytes(told.ids, limits.vocabulary).tolist()
+        if measured:
+            pace.took(plain, len(tokens), clock() - begun, (told.server_ms + told.queue_ms) / 1000)
         right = 0
         while right < min(len(tokens), len(alone)) and tokens[right] == alone[right]:
             right += 1

@@ -9,7 +9,9 @@ from vllm_specext.remote.connection import Connection, LinkLost
 from vllm_specext.remote.events import Traffic
 from vllm_specext.remote.protocol import Error, FromClient, FromServer, Rows, Verified, Working, encode, from_server
 
-LEAST_WAIT = 0.25
+LEAST_WAIT = 1.0
+"""Of a busy machine's server nothing may be heard for half a second; a client that then went on alone would have an
+answer that is not the target's for no reason."""
 FIRST_WAIT = 10.0
 """Seconds for what nothing is known of yet: an engine reads a prompt."""
 NEW = 0.25

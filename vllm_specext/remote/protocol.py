@@ -19,6 +19,8 @@ MAX_FRAME = 64 << 10
 """Bytes of a client's frame."""
 MAX_NODES = 128
 """Nodes of a drafted tree: their numbers fit into the byte of a parent."""
+MAX_EXTRA = 64
+"""Tokens that are decoded plainly for one message."""
 MAX_TOKENS = 1 << 24
 """Of a text, whatever the target bears: a bound for numbers in messages."""
 TOKEN_BYTES = 4
@@ -102,6 +104,8 @@ class Verify(Message, frozen=True, tag="verify"):
     parents: Annotated[bytes, Meta(max_length=MAX_NODES)]
     rows: Length
     """How many tokens' rows the client has."""
+    extra: Annotated[int, Meta(ge=0, le=MAX_EXTRA)] = 0
+    """Tokens that the target is to say after the verified ones, one after the other."""
 
 
 class Close(Message, frozen=True, tag="close"):

@@ -150,13 +150,14 @@ class Conversation:
             raise Refusal("refused", f"the answer has all tokens that it may have, {session.max_tokens} at most.")
         tree = tree.within(session.room - 1)
         session.asked, session.first = message, min(message.rows, message.length - 1)
-        session.answer = asyncio.ensure_future(self._outcome(session, tree, form))
+        session.answer = asyncio.ensure_future(self._outcome(session, tree, form, message.extra))
         session.answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits
 
-    async def _outcome(self, session: Session, tree: Drafted, form: RowFormat) -> Outcome:
+    async def _outcome(self, session: Session, tree: Drafted, form: RowFormat, extra: int) -> Outcome:
         """It goes on where the connection is lost meanwhile: the client will ask again."""
         try:
-            found = await self._verifier.verify(list(session.text), tree, session.sampling, form, session.first)
+            how = (session.sampling, form, session.first, min(extra, session.room - 1 - tree.levels))
+            found = await self._verifier.verify(list(session.text), tree, *how)
         except BaseException:
             session.asked = None
             raise

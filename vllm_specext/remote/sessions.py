@@ -94,8 +94,8 @@ class Session:
         return self.asked is not None and _question(self.asked) == _question(message)
 
 
-def _question(message: Verify) -> tuple[int, bytes, bytes, bytes]:
-    return message.length, message.digest, message.ids, message.parents
+def _question(message: Verify) -> tuple[int, bytes, bytes, bytes, int]:
+    return message.length, message.digest, message.ids, message.parents, message.extra
 
 
 class Sessions:

@@ -27,10 +27,10 @@ class Verifier(Protocol):
         """The same for one user, whose texts no other can tell are known."""
 
     async def verify(
-        self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int
+        self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int, extra: int
     ) -> Outcome:
-        """Tokens after ``text``, given the ``tree`` under its last one, and rows in ``form`` from token ``first_row``
-        on.
+        """Tokens after ``text``, given the ``tree`` under its last one, and ``extra`` more; rows in ``form`` from token
+        ``first_row`` on.
 
         Raises ``ConfigurationError`` where the engine refuses that.
         """

@@ -1,7 +1,8 @@
 """A client's tree as a request of the engine.
 
 The prompt is the whole text, most of which the prefix cache has. The first output is the token that ends the prompt's
-step; where the tree holds it, the second is what was verified of the tree under it, and the request has done its work.
+step; where the tree holds it, the second is what was verified of the tree under it. Unless more is wanted, the request
+has done its work then.
 Nothing is held for a session between two of its messages.
 """
 
@@ -10,10 +11,12 @@ import time
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
 from vllm_specext.engine.client_trees import Brought
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.remote.drafted import Drafted
 from vllm_specext.remote.protocol import Sampling
 from vllm_specext.remote.rows import RowFormat
@@ -23,7 +26,9 @@ TAKE = "take_client_rows"
 """A method of ``kept_rows.TakesClientRows``."""
 
 
-def params_for(tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int) -> tuple[str, SamplingParams]:
+def params_for(
+    tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int, extra: int = 0
+) -> tuple[str, SamplingParams]:
     """The ticket for the rows, and how the engine is asked. Tokens that end an answer are the session's to look for."""
     ticket = secrets.token_hex(8)
     params = SamplingParams(
@@ -33,7 +38,7 @@ def params_for(tree: Drafted, sampling: Sampling, form: RowFormat, first_row: in
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty,
-        max_tokens=1 + tree.levels,
+        max_tokens=1 + tree.levels + extra,
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
@@ -54,19 +59,24 @@ class EngineVerifier:
         return EngineVerifier(self._engine, key)
 
     async def verify(
-        self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int
+        self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int, extra: int
     ) -> Outcome:
-        ticket, params = params_for(tree, sampling, form, first_row)
+        ticket, params = params_for(tree, sampling, form, first_row, extra)
         prompt = tokens_input(text, cache_salt=self._salt)
         begun = time.monotonic()
         tokens: list[int] = []
+        verified = 0
         outputs = self._engine.generate(prompt, params, f"client-{ticket}")
         try:
             async for output in outputs:
                 is_first, said = not tokens, output.outputs[0].token_ids
                 tokens += said
-                if not is_first or not len(tree.under(said[0]).ids):
+                if not verified and not (is_first and len(tree.under(said[0]).ids)):
+                    verified = len(tokens)
+                if verified and len(tokens) >= verified + extra:
                     break
+        except VLLMValidationError as error:
+            raise ConfigurationError(str(error)) from None
         finally:
             await outputs.aclose()
         (rows,) = await self._engine.collective_rpc(TAKE, args=(ticket,))

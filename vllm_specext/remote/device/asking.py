@@ -8,15 +8,19 @@ from vllm_specext.remote.client import Client, Event, Settings
 from vllm_specext.remote.device import bundle as bundles
 from vllm_specext.remote.device.socket import connecting
 from vllm_specext.remote.device.wording import Wording
+from vllm_specext.remote.pace import Pace
 from vllm_specext.remote.private import answer_privately, parted
 from vllm_specext.remote.protocol import Sampling
 from vllm_specext.remote.rows import RowFormat
 
 
 class Asking:
-    def __init__(self, folder: Path, url: str, key: str | None, rows: str, **how: Any) -> None:
+    def __init__(
+        self, folder: Path, url: str, key: str | None, rows: str, always_draft: bool = False, **how: Any
+    ) -> None:
         """``rows`` is the kind of ``RowFormat``; ``how``: fields of ``Settings``. Raises ``ConfigurationError`` where
         the folder is no bundle."""
+        self._pace = Pace(always_draft)
         self.bundle = bundles.read(folder)
         self.wording = Wording(folder)
         self._connect = connecting(url, key)
@@ -42,4 +46,4 @@ class Asking:
             yield event
 
     def _client(self) -> Client:
-        return Client(self._connect, self._drafter.for_another_text(), self._settings)
+        return Client(self._connect, self._drafter.for_another_text(), self._settings, pace=self._pace)

@@ -4,6 +4,8 @@ Keys and values of self-attention depend on a token and its position alone, so t
 for all texts that begin like it.
 """
 
+import asyncio
+
 import torch
 from torch import Tensor, nn
 
@@ -69,9 +71,16 @@ class MoAClientDrafter:
         self._rows.put(first, keys, values)
         return self._rows.count
 
-    @torch.inference_mode()
     async def draft(self, text: list[int], max_nodes: int) -> Drafted:
         """Nothing where the server has not told anything of the text yet."""
+        return await asyncio.to_thread(self.tree, text, max_nodes)
+
+    async def say(self, text: list[int], sampling: Sampling) -> int:
+        return await asyncio.to_thread(self.next_token, text, sampling)
+
+    @torch.inference_mode()
+    def tree(self, text: list[int], max_nodes: int) -> Drafted:
+        """``draft``, while nothing else is done."""
         verified = min(self._rows.count, len(text) - 1)
         if verified == 0:
             return Drafted.chain([])
@@ -93,7 +102,8 @@ class MoAClientDrafter:
         return Drafted.made(tokens[0].numpy(), topology.parents[0, 1:].numpy())
 
     @torch.inference_mode()
-    async def say(self, text: list[int], sampling: Sampling) -> int:
+    def next_token(self, text: list[int], sampling: Sampling) -> int:
+        """``say``, while nothing else is done."""
         features = self._root(text, min(self._rows.count, len(text) - 1))
         logits = self._model.head(features)[0].float()
         if not sampling.temperature:
