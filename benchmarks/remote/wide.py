@@ -33,27 +33,22 @@ class WideVerifier:
     async def verify(
         self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int, extra: int
     ) -> Outcome:
-        from vllm_specext.engine.clients.verifier import TAKE, params_for
+        from vllm_specext.engine.clients.verifier import TAKE, Answer, params_for
 
         ticket, params = params_for(tree, sampling, self.own, first_row, extra)
         engine = self.llm.llm_engine
         engine.add_request(ticket, {"prompt_token_ids": text}, params)
-        tokens: list[int] = []
-        verified = 0
+        answer = Answer(tree, extra)
         while engine.has_unfinished_requests():
             for output in engine.step():
-                is_first, said = not tokens, list(output.outputs[0].token_ids)
-                tokens += said
-                if not verified and not (is_first and len(tree.under(said[0]).ids)):
-                    verified = len(tokens)
-                if verified and len(tokens) >= verified + extra and not output.finished:
+                if answer.is_whole(output.outputs[0].token_ids) and not output.finished:
                     engine.abort_request([output.request_id], internal=False)
         (rows,) = self.llm.collective_rpc(TAKE, args=(ticket,))
         keys, values = self.own.unpack(rows)
         wide = form.pack(keys.repeat(1, TIMES, 1), values.repeat(1, TIMES, 1)).numpy().tobytes()
         seconds = self.token_seconds * (VERIFY + extra)
         await self.sleep(seconds)
-        return Outcome(tokens, wide, 1000 * seconds, 0.0)
+        return Outcome(answer.tokens, wide, 1000 * seconds, 0.0)
 
 
 def own_heads(drafter: Any, heads: int) -> Any:

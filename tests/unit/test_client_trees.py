@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
 from vllm_specext.engine.client_trees import KEYS, Brought, brought_by, check_client_tree
 from vllm_specext.engine.clients.kept_rows import MOST_BYTES, SECONDS, KeptRows
+from vllm_specext.engine.clients.verifier import Answer
 from vllm_specext.engine.requests import CLIENT_TREE, shorten_in_logs
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.moa.prepare import ROWS, for_clients
@@ -89,6 +91,26 @@ def test_logs_have_no_token_of_a_tree() -> None:
     brought = brought_by(params)
     assert brought is not None
     assert brought.tree.ids.tolist() == [71, 72]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "extra", "whole"),
+    [
+        ([[5], [7, 9]], 0, [False, True]),  # the tree holds the first token, and what is under it is verified
+        ([[6]], 0, [True]),  # nothing is under it
+        ([[8]], 0, [True]),  # the tree does not hold it
+        ([[8], [1], [2]], 2, [False, False, True]),
+        ([[5], [7, 9], [1], [2]], 2, [False, False, False, True]),
+        ([[5, 7, 9]], 0, [False]),  # two outputs came as one: nobody can tell, and one more does no harm
+    ],
+)
+def test_a_request_has_done_its_work_when_its_tree_is_verified(
+    outputs: list[list[int]], extra: int, whole: list[bool]
+) -> None:
+    tree = Drafted.made(np.array(SOUND["ids"]), np.array(SOUND["parents"]))
+    answer = Answer(tree, extra)
+    assert [answer.is_whole(said) for said in outputs] == whole
+    assert answer.tokens == [token for said in outputs for token in said]
 
 
 class Clock:

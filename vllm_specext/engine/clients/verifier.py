@@ -8,6 +8,7 @@ Nothing is held for a session between two of its messages.
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from vllm import SamplingParams
@@ -47,6 +48,23 @@ def params_for(
     return ticket, params
 
 
+class Answer:
+    """What comes of a request, output by output."""
+
+    def __init__(self, tree: Drafted, extra: int) -> None:
+        self._tree, self._extra = tree, extra
+        self.tokens: list[int] = []
+        self._verified = 0
+
+    def is_whole(self, said: Sequence[int]) -> bool:
+        """Take the tokens of another output; whether all are there that are wanted."""
+        verifies_next = not self.tokens and len(self._tree.under(said[0]).ids) > 0
+        self.tokens += said
+        if not self._verified and not verifies_next:
+            self._verified = len(self.tokens)
+        return 0 < self._verified <= len(self.tokens) - self._extra
+
+
 class EngineVerifier:
     """Verifies with an ``AsyncLLM``."""
 
@@ -64,20 +82,15 @@ class EngineVerifier:
         ticket, params = params_for(tree, sampling, form, first_row, extra)
         prompt = tokens_input(text, cache_salt=self._salt)
         begun = time.monotonic()
-        tokens: list[int] = []
-        verified = 0
+        answer = Answer(tree, extra)
         outputs = self._engine.generate(prompt, params, f"client-{ticket}")
         try:
             async for output in outputs:
-                is_first, said = not tokens, output.outputs[0].token_ids
-                tokens += said
-                if not verified and not (is_first and len(tree.under(said[0]).ids)):
-                    verified = len(tokens)
-                if verified and len(tokens) >= verified + extra:
+                if answer.is_whole(output.outputs[0].token_ids):
                     break
         except VLLMValidationError as error:
             raise ConfigurationError(str(error)) from None
         finally:
             await outputs.aclose()
         (rows,) = await self._engine.collective_rpc(TAKE, args=(ticket,))
-        return Outcome(tokens, rows, 1000 * (time.monotonic() - begun), 0.0)
+        return Outcome(answer.tokens, rows, 1000 * (time.monotonic() - begun), 0.0)
