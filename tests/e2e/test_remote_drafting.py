@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,7 @@ ASKED = [prompt["text"] for prompt in json.loads(PROMPTS.read_text())[:4]]
 
 @pytest.fixture(scope="module")
 def server(logs: Path) -> Iterator[Server]:
-    arguments = ("--remote-drafting", f"--api-key={KEY}")
-    # In a fork vLLM has read VLLM_PLUGINS already.
-    with Server(logs / "remote.log", MOA, arguments=arguments, forked=False) as server:
+    with Server(logs / "remote.log", MOA, arguments=(f"--api-key={KEY}",)) as server:
         yield server.start()
 
 
@@ -52,12 +51,12 @@ def asking(server: Server, bundle: Path, port: int | None = None, key: str = KEY
     return Asking(bundle, address(f"ws://{HOST}:{port or server.port}", insecure=False), key, "int8", **how)
 
 
-@pytest.fixture(scope="module")
-def local(server: Server, bundle: Path) -> Iterator[OpenAI]:
+@contextmanager
+def proxied(asks: Asking) -> Iterator[OpenAI]:
     """A client of a proxy on this machine."""
     port = free_port()
     check_free(HOST, port)
-    running = uvicorn.Server(uvicorn.Config(proxy(asking(server, bundle)), HOST, port, log_level="warning"))
+    running = uvicorn.Server(uvicorn.Config(proxy(asks), HOST, port, log_level="warning"))
     thread = threading.Thread(target=running.run)
     thread.start()
     while not running.started:
@@ -65,6 +64,12 @@ def local(server: Server, bundle: Path) -> Iterator[OpenAI]:
     yield OpenAI(base_url=f"http://{HOST}:{port}/v1", api_key="none", max_retries=0, timeout=600)
     running.should_exit = True
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def local(server: Server, bundle: Path) -> Iterator[OpenAI]:
+    with proxied(asking(server, bundle)) as client:
+        yield client
 
 
 def how(index: int) -> dict[str, Any]:
@@ -231,6 +236,32 @@ def test_an_answer_goes_on_over_a_cut(server: Server, bundle: Path, plain: list[
         assert plain[0].startswith(wording.text(ids[:10]))
 
 
+def test_a_stream_of_the_proxy_goes_on_over_a_cut(server: Server, bundle: Path, plain: list[str]) -> None:
+    """What is said without the server is held until it is verified, because a stream takes nothing back."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    relay = asyncio.run_coroutine_threadsafe(Relay(server.port).start(), loop).result()
+    asks = asking(server, bundle, relay.port, back_online="rewrite", offline_limit=200)
+    said, is_cut = "", False
+
+    def cut_for_three_seconds() -> None:
+        relay.cut()
+        loop.call_later(3, setattr, relay, "is_up", True)
+
+    with proxied(asks) as local:
+        for chunk in local.completions.create(model="any", prompt=ASKED[0], stream=True, **how(0)):
+            said += chunk.choices[0].text
+            if len(said) > 20 and not is_cut:
+                is_cut = True
+                loop.call_soon_threadsafe(cut_for_three_seconds)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    assert is_cut
+    assert said == plain[0]
+    assert chunk.specext["exact"]  # type: ignore[attr-defined]
+
+
 async def said_by(asks: Asking) -> None:
     async for _ in asks.answer([9, 10], Sampling(0), 4):
         pass
@@ -256,5 +287,5 @@ def test_a_bad_frame_ends_its_connection_and_nothing_else(server: Server, frame:
 
 def test_a_server_without_clients_says_so(griffin: Server, bundle: Path) -> None:
     asks: Callable[[], Asking] = lambda: asking(griffin, bundle)  # noqa: E731
-    with pytest.raises(ConfigurationError, match=r"start it with vllm-specext serve --remote-drafting\.$"):
+    with pytest.raises(ConfigurationError, match=r"it needs client_drafts in its --speculative-config\.$"):
         asyncio.run(said_by(asks()))

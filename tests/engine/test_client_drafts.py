@@ -162,6 +162,16 @@ def test_forty_sessions_over_a_link_that_is_cut_have_the_tokens_of_plain_decodin
     assert with_cuts["kept"] == 0
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("preset", ["4g", "base", "lan"])
+def test_forty_sessions_over_other_links_have_the_tokens_of_plain_decoding(
+    tmp_path: Path, answers: list[list[int]], preset: str
+) -> None:
+    found = in_sessions(tmp_path, answers, kind="int8", preset=preset, cut=True)["sessions"]
+    assert [one["ids"] for one in found] == answers
+    assert all(one["exact"] for one in found)
+
+
 def test_rows_are_what_the_plain_drafter_makes_of_the_text(with_cuts: Result) -> None:
     for session in with_cuts["sessions"][:4]:
         keys, values = (torch.tensor(side) for side in session["rows"])

@@ -1,13 +1,11 @@
-"""The commands of clients that draft, before a server is asked; and what `serve` does for them."""
+"""The commands of clients that draft, before a server is asked."""
 
-import os
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from vllm_specext.cli import app
-from vllm_specext.cli.serve import ENDPOINT, open_endpoint
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import MODELS, TARGET
 from vllm_specext.remote.device.socket import address
@@ -62,24 +60,3 @@ def test_a_bundle_is_not_written_over_other_files(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
     done = CliRunner().invoke(app, ["bundle", str(TARGET), str(MODELS / "moa"), str(tmp_path)])
     assert str(done.exception).endswith("it has to be a new or empty folder.")
-
-
-@pytest.mark.parametrize(
-    ("named", "expected"),
-    [
-        (None, {"vllm_specext", ENDPOINT}),
-        ("", {"vllm_specext", ENDPOINT}),
-        ("other", {"other", "vllm_specext", ENDPOINT}),
-        (f"vllm_specext,{ENDPOINT}", {"vllm_specext", ENDPOINT}),
-    ],
-)
-def test_the_endpoint_is_named_beside_what_vllm_would_load(
-    monkeypatch: pytest.MonkeyPatch, named: str | None, expected: set[str]
-) -> None:
-    monkeypatch.setenv("VLLM_PLUGINS", named or "")  # and it is what it was before, afterwards
-    if named is None:
-        monkeypatch.delenv("VLLM_PLUGINS")
-    open_endpoint()
-    names = os.environ["VLLM_PLUGINS"].split(",")
-    assert len(names) == len(set(names))
-    assert set(names) == expected if named is not None else set(names) >= expected

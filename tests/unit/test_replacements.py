@@ -76,7 +76,6 @@ OURS = {
     # The server's state of endpoint plug-ins, which is for this.
     ("engine/clients/endpoint.py", "state", "specext_clients"),
     # Python's and other libraries'.
-    ("cli/serve.py", "os", "environ"),
     ("cli/bench_options.py", "command", "__name__"),
     ("cli/bench_options.py", "command", "__doc__"),
     ("cli/bench_options.py", "command", "__signature__"),

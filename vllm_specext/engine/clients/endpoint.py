@@ -1,5 +1,5 @@
-"""The WebSocket on which clients that draft talk to a server: ``vllm.endpoint_plugins``, loaded where ``VLLM_PLUGINS``
-names it (``vllm-specext serve --remote-drafting``)."""
+"""The WebSocket on which clients that draft talk to a server. vLLM takes it for an endpoint plug-in. It is there where
+the launch asks for ``client_drafts``, and nowhere else."""
 
 import hashlib
 from argparse import Namespace
@@ -8,11 +8,8 @@ from typing import Any
 
 from fastapi import FastAPI, WebSocket
 from starlette.websockets import WebSocketDisconnect
-from vllm.logger import init_logger
 
-from vllm_specext.engine.client_trees import reads_client_trees
 from vllm_specext.engine.clients.verifier import EngineVerifier
-from vllm_specext.engine.config import is_ours
 from vllm_specext.methods.checkpoints import SAFETENSORS
 from vllm_specext.remote.connection import LinkLost
 from vllm_specext.remote.fingerprint import fingerprint
@@ -20,33 +17,36 @@ from vllm_specext.remote.protocol import MAX_NODES, Welcome
 from vllm_specext.remote.server import Served, converse
 from vllm_specext.remote.sessions import Sessions
 
-logger = init_logger("vllm.vllm_specext")
 ROUTE = "/v1/specext/drafts"
 POLICY_VIOLATION = 1008
 """A code of RFC 6455."""
 
 
 class RemoteDrafting:
-    """vLLM's ``EndpointPlugin``."""
+    """vLLM's ``EndpointPlugin``. It has no entry point: vLLM would warn of it in every server's log."""
 
     name = "vllm_specext_remote"
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
-        app.add_api_websocket_route(ROUTE, drafts)
+        if asks_for_clients(app.state.args):
+            app.add_api_websocket_route(ROUTE, drafts)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        state.specext_clients = served_by(engine_client)
-        if state.specext_clients is None:
-            logger.warning("%s answers nobody: it needs method moa with client_drafts true.", ROUTE)
+        if asks_for_clients(args):
+            state.specext_clients = served_by(engine_client)
 
 
-def served_by(engine_client: Any) -> Served | None:
-    """What all conversations share; ``None`` where the engine verifies nothing of clients."""
+def asks_for_clients(args: Namespace) -> bool:
+    """Whether the launch wants clients to draft."""
+    speculative = getattr(args, "speculative_config", None)
+    return isinstance(speculative, dict) and bool(speculative.get("client_drafts"))
+
+
+def served_by(engine_client: Any) -> Served:
+    """What all conversations share."""
     vllm_config = engine_client.vllm_config
     config, model = vllm_config.speculative_config, vllm_config.model_config
-    if not is_ours(config) or not reads_client_trees(config):
-        return None
     layer = config.draft_overrides["moa_shape"]["cross_attention"]
     nodes = min(config.num_speculative_tokens, MAX_NODES)
     limits = Welcome(0, str(model.served_model_name)[:200], model.get_vocab_size(), model.max_model_len, nodes,
@@ -63,13 +63,8 @@ def served_by(engine_client: Any) -> Served | None:
 
 
 async def drafts(websocket: WebSocket) -> None:
-    served: Served | None = websocket.app.state.specext_clients
-    if served is None:
-        await websocket.close(POLICY_VIOLATION, "the server verifies nothing of clients")
-        return
     await websocket.accept()
-    key = key_of(websocket)
-    await converse(SocketConnection(websocket), key, served)
+    await converse(SocketConnection(websocket), key_of(websocket), websocket.app.state.specext_clients)
 
 
 def key_of(websocket: WebSocket) -> str:

@@ -16,12 +16,32 @@ def wrap_sampling_params() -> None:
 
 def wrap_front_end() -> None:
     """Made once one of our methods is configured, because only the front end loads these modules."""
+    import vllm.plugins
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.metrics.loggers import StatLoggerManager
 
     wrap(InputProcessor, "process_inputs", _process_inputs)
     wrap(StatLoggerManager, "__init__", _initialize_stat_loggers)
+    wrap(vllm.plugins, "load_endpoint_plugins", _load_endpoint_plugins)
     wrap_predictions()
+
+
+@replaces(
+    "vllm.plugins.load_endpoint_plugins",
+    name="endpoint of clients that draft",
+    why="vLLM warns in every server's log of an endpoint plug-in that VLLM_PLUGINS does not name, used or not",
+    how="wrapped once one of our methods is configured: ours is among them, and adds a route with client_drafts only",
+    upstream="none: endpoint plug-ins are opt-in by design; the operator's client_drafts is that here",
+    until="an endpoint plug-in can be asked for by the configuration",
+    signature="supported_tasks",
+)
+def _load_endpoint_plugins(original: Callable) -> Callable:
+    def load_endpoint_plugins(*args: Any, **kwargs: Any) -> Any:
+        from vllm_specext.engine.clients.endpoint import RemoteDrafting
+
+        return [*original(*args, **kwargs), RemoteDrafting()]
+
+    return load_endpoint_plugins
 
 
 @replaces(

@@ -79,4 +79,4 @@ def connecting(url: str, key: str | None) -> Callable[[], Awaitable[Connection]]
 def _why(status: int) -> str:
     if status == 401:
         return "the server wants another API key (401)."
-    return f"the server verifies nothing of clients ({status}); start it with vllm-specext serve --remote-drafting."
+    return f"the server verifies nothing of clients ({status}); it needs client_drafts in its --speculative-config."
