@@ -34,7 +34,7 @@ from vllm_specext.remote.protocol import (
     from_server,
     ids_to_bytes,
 )
-from vllm_specext.remote.sessions import IDLE_SECONDS, PER_KEY
+from vllm_specext.remote.sessions import IDLE_SECONDS, PER_KEY, PER_SECOND
 from vllm_specext.remote.text import digest
 
 LAN = PRESETS["lan"]
@@ -109,6 +109,37 @@ def test_sessions_belong_to_a_user_and_are_not_many() -> None:
         assert isinstance(await said("one", opening(99)), Need)
         assert len(served.sessions) == 1
         assert clock() < 2 * IDLE_SECONDS
+
+    run(main())
+
+
+def test_a_session_has_so_many_trees_verified_in_a_second() -> None:
+    async def main() -> None:
+        target = ToyTarget(seconds=0.0)
+        served = serve(target)
+        link = Link(LAN, lambda: served)
+        end = await link.connect()
+        await end.send(encode(Hello(1, 1, FINGERPRINT, "float16")))
+        await end.receive()
+        text = [9, 10, 11]
+        opening = Open(2, bytes(16), 3, digest(text), 4000, GREEDY, 3)
+        for message in (opening, Tokens(3, bytes(16), 0, ids_to_bytes(text))):
+            await end.send(encode(message))
+            await end.receive()
+        told: list[Any] = []
+        while asyncio.get_running_loop().time() < 2:
+            verify = Verify(len(told) + 5, bytes(16), len(text), digest(text), b"", b"", len(text) - 1)
+            await end.send(encode(verify))
+            told.append(from_server(await end.receive()))
+            if isinstance(told[-1], Verified):
+                text.append(next_token(text, GREEDY))
+            else:
+                assert isinstance(told[-1], Error)
+                assert told[-1].code == "busy"
+                await asyncio.sleep(told[-1].retry_ms / 1000)
+        link.end()
+        assert any(isinstance(one, Error) for one in told)
+        assert 1.5 * PER_SECOND < target.asked <= 2 * PER_SECOND
 
     run(main())
 
