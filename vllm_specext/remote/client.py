@@ -7,7 +7,8 @@ where the link was lost (``rewrite``).
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -90,17 +91,25 @@ class Client:
         self._waiting, self.pace = Waiting(), pace or Pace()
         self._number = 0
 
-    async def answer(self, prompt: list[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Event]:
+    async def answer(self, prompt: list[int], sampling: Sampling, max_tokens: int) -> AsyncGenerator[Event, None]:
         """The tokens of an answer as they come, and ``Done`` at its end.
 
         Raises ``RefusedError``.
         """
         session = _Answer(self, self.settings, prompt, sampling, max_tokens)
+        done: Done | None = None
         try:
-            async for event in session.events():
-                yield event
+            async with aclosing(session.events()) as events:
+                async for event in events:
+                    if isinstance(event, Done):
+                        done = event
+                    else:
+                        yield event
         finally:
             await session.close()
+        # Whoever goes away now leaves nothing to be ended.
+        assert done is not None
+        yield done
 
     def with_settings(self, settings: Settings) -> "Client":
         """The same with other ``settings``."""
@@ -123,7 +132,7 @@ class _Answer:
         self._is_open = False
         """The server has the session and its text."""
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         text, finish = self._text, ""
         while not finish:
             try:

@@ -5,7 +5,7 @@ All tokens of the answer are the drafter's own: it sees the rows, the private pa
 What this does not hide: that a part is missing, when it was asked, and the part that is sent.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -48,7 +48,7 @@ def parted(whole: list[int], known: list[int]) -> tuple[list[int], PrivateText]:
 
 async def answer_privately(
     client: Client, safe: list[int], private: PrivateText, sampling: Sampling, max_tokens: int
-) -> AsyncIterator[Event]:
+) -> AsyncGenerator[Event, None]:
     """The tokens of an answer to ``safe`` and ``private``, none of which the target has said.
 
     Raises ``RefusedError``, also where the server cannot be reached in time or nothing may be sent.

@@ -1,6 +1,7 @@
 """A bundle and a server put together: answers for whoever asks on this machine."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,20 @@ class Asking:
         """Whether what was said without the server may be taken back."""
         return self._settings.back_online == "rewrite"
 
-    async def answer(self, prompt: list[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Event]:
+    async def answer(self, prompt: list[int], sampling: Sampling, max_tokens: int) -> AsyncGenerator[Event, None]:
         """Raises ``RefusedError``."""
-        async for event in self._client().answer(prompt, sampling, max_tokens):
-            yield event
+        async with aclosing(self._client().answer(prompt, sampling, max_tokens)) as events:
+            async for event in events:
+                yield event
 
     async def answer_privately(
         self, whole: list[int], known: list[int], sampling: Sampling, max_tokens: int
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """The same to a prompt of which the server gets no more than what ``known`` begins with too."""
-        async for event in answer_privately(self._client(), *parted(whole, known), sampling, max_tokens):
-            yield event
+        told = answer_privately(self._client(), *parted(whole, known), sampling, max_tokens)
+        async with aclosing(told) as events:
+            async for event in events:
+                yield event
 
     def _client(self) -> Client:
         return Client(self._connect, self._drafter.for_another_text(), self._settings, pace=self._pace)

@@ -4,7 +4,8 @@ its usage."""
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from starlette.applications import Starlette
@@ -135,30 +136,31 @@ async def _answered(asking: Asking, request: Request, is_chat: bool) -> Response
         return _refused(str(error), 400)
 
 
-def _events(asked: Asked, asking: Asking) -> AsyncIterator[Event]:
+def _events(asked: Asked, asking: Asking) -> AsyncGenerator[Event, None]:
     if asked.known is None:
         return asking.answer(asked.ids, asked.sampling, asked.max_tokens)
     return asking.answer_privately(asked.ids, asked.known, asked.sampling, asked.max_tokens)
 
 
-async def _streamed(asked: Asked, events: AsyncIterator[Event], asking: Asking) -> AsyncIterator[str]:
+async def _streamed(asked: Asked, told: AsyncGenerator[Event, None], asking: Asking) -> AsyncIterator[str]:
     """Server-sent events. They cannot take anything back, so that ``rewrite`` waits: what may be retracted is held."""
     text, name = Growing(asking.wording), _name(asked)
     held: list[int] = []
     rewrites = asking.rewrites
     try:
-        async for event in events:
-            if isinstance(event, Retracted):
-                del held[-event.count :]
-            elif isinstance(event, Done):
-                rest = text.more(held) + text.end()
-                yield _event(_object(asked, asking, rest, event, whole=False, name=name))
-            elif rewrites and not event.verified:
-                held += event.ids
-            else:
-                ids, held = held + event.ids, []
-                if new := text.more(ids):
-                    yield _event(_object(asked, asking, new, None, whole=False, name=name))
+        async with aclosing(told) as events:  # also where the program that asked goes away
+            async for event in events:
+                if isinstance(event, Retracted):
+                    del held[-event.count :]
+                elif isinstance(event, Done):
+                    rest = text.more(held) + text.end()
+                    yield _event(_object(asked, asking, rest, event, whole=False, name=name))
+                elif rewrites and not event.verified:
+                    held += event.ids
+                else:
+                    ids, held = held + event.ids, []
+                    if new := text.more(ids):
+                        yield _event(_object(asked, asking, new, None, whole=False, name=name))
     except ConfigurationError as error:
         yield _event({"error": {"message": str(error), "type": "server_error"}})
     yield "data: [DONE]\n\n"

@@ -62,7 +62,7 @@ def connecting(url: str, key: str | None) -> Callable[[], Awaitable[Connection]]
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
     async def connected() -> Connection:
-        how = {"open_timeout": OPEN_SECONDS, "max_size": MAX_ANSWER, "compression": None}
+        how = {"open_timeout": OPEN_SECONDS, "close_timeout": 1.0, "max_size": MAX_ANSWER, "compression": None}
         try:
             return Socket(await connect(url, additional_headers=headers, **how))  # type: ignore[arg-type]
         except InvalidStatus as error:
