@@ -9,7 +9,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
 from vllm_specext.engine.client_trees import KEYS, Brought, brought_by, check_client_tree
-from vllm_specext.engine.clients.kept_rows import MOST_BYTES, SECONDS, KeptRows
+from vllm_specext.engine.clients.kept_rows import LONGEST_WAIT, MOST_BYTES, SECONDS, KeptRows
 from vllm_specext.engine.clients.verifier import Answer
 from vllm_specext.engine.requests import CLIENT_TREE, shorten_in_logs
 from vllm_specext.errors import ConfigurationError
@@ -149,6 +149,17 @@ def test_rows_that_nobody_takes_are_given_up() -> None:
     assert (kept.take("old"), kept.take("new")) == (b"", b"12")
     kept.add("waits", b"3")
     assert kept.take("waits") == b"3"
+
+
+def test_a_request_that_never_had_a_step_is_forgotten_at_last() -> None:
+    clock = Clock()
+    kept = KeptRows(clock)
+    kept.begin("gone")
+    clock.now = LONGEST_WAIT + 1
+    kept.begin("new")
+    kept.add("new", b"1")
+    assert kept.take("new") == b"1"
+    assert len(kept) == 0
 
 
 def test_rows_of_many_do_not_fill_the_memory() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 SECONDS = 10.0
+LONGEST_WAIT = 600.0
 MOST_BYTES = 256 << 20
 
 
@@ -45,8 +46,10 @@ class KeptRows:
     def _give_up(self, newest: str) -> None:
         now = self._clock()
         for ticket in list(self._pieces):
+            # A request without rows waits for its first step, or was given up by its client before.
             has_rows = bool(self._pieces[ticket])
-            if ticket != newest and has_rows and (now - self._since[ticket] > SECONDS or self._bytes > MOST_BYTES):
+            is_late = now - self._since[ticket] > (SECONDS if has_rows else LONGEST_WAIT)
+            if ticket != newest and (is_late or (has_rows and self._bytes > MOST_BYTES)):
                 self.take(ticket)
 
 
