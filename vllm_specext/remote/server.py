@@ -1,7 +1,8 @@
 """The server's side of a conversation: messages in, answers out, the engine asked where a tree is to be verified."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from vllm_specext.errors import ConfigurationError
@@ -67,8 +68,9 @@ async def converse(connection: Connection, key: str, served: Served) -> None:
                 await connection.send(encode(Error(0, "malformed", str(error))))
                 await connection.close()
                 return
-            async for answer in conversation.answers(message):
-                await connection.send(encode(answer))
+            async with aclosing(conversation.answers(message)) as answers:
+                async for answer in answers:
+                    await connection.send(encode(answer))
     except LinkLost:
         return
 
@@ -79,7 +81,7 @@ class Conversation:
         self._form: RowFormat | None = None
         """Of the rows that the client wants; ``None`` before its ``Hello``."""
 
-    async def answers(self, message: FromClient) -> AsyncIterator[FromServer]:
+    async def answers(self, message: FromClient) -> AsyncGenerator[FromServer, None]:
         try:
             if isinstance(message, Hello):
                 yield self._welcome(message)
