@@ -64,7 +64,7 @@ def client(
 ) -> None:
     """Draft on this machine with MoA, and have a server verify; goes on without the server while it cannot be reached.
     A key for the server is read from VLLM_API_KEY."""
-    require("torch", "transformers", "websockets")
+    require("websockets", "torch", "transformers")  # what to install on a client comes first
     if (prompt is None) == (serve is None):
         raise ConfigurationError("give either a PROMPT or --serve HOST:PORT.")
     from vllm_specext.remote.device.asking import Asking
