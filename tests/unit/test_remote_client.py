@@ -25,7 +25,7 @@ from tests.unit.remote_link import (
 )
 from vllm_specext.remote.client import Client, Settings
 from vllm_specext.remote.events import Said
-from vllm_specext.remote.exchange import LEAST_WAIT, RefusedError, Waiting
+from vllm_specext.remote.exchange import LOST_AFTER, RefusedError, Waiting
 from vllm_specext.remote.protocol import (
     Sampling,
 )
@@ -249,9 +249,10 @@ def test_a_server_that_takes_its_time_is_not_taken_for_a_link_that_is_cut() -> N
 def test_a_client_waits_for_four_ways_and_three_of_the_servers_times() -> None:
     waiting = Waiting()
     assert waiting.seconds == 10
-    waiting.took(0.5, 0.2)
-    assert LEAST_WAIT < 4 * 0.3 + 3 * 0.2
-    assert waiting.seconds == pytest.approx(4 * 0.3 + 3 * 0.2)
+    waiting.took(1.5, 0.6)
+    assert LOST_AFTER < 4 * 0.9 + 3 * 0.6
+    assert waiting.seconds == pytest.approx(4 * 0.9 + 3 * 0.6)
     for _ in range(100):
         waiting.took(0.011, 0.010)
-    assert waiting.seconds == LEAST_WAIT
+    assert waiting.seconds == LOST_AFTER
+    assert Waiting(60.0).seconds == 60

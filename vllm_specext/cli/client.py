@@ -38,6 +38,9 @@ def client(
         Literal["keep", "rewrite"],
         typer.Option(help="What becomes of text that was said without the server: it stays, or it is verified."),
     ] = "keep",
+    lost_after: Annotated[
+        float, typer.Option(min=0, help="Seconds without a word of the server after which the answer goes on alone.")
+    ] = 3.0,
     offline_limit: Annotated[
         int, typer.Option(min=0, help="Most tokens that are said without the server; 0 waits for it.")
     ] = 256,
@@ -70,7 +73,7 @@ def client(
     from vllm_specext.remote.device.asking import Asking
     from vllm_specext.remote.device.socket import address
 
-    how = {"back_online": back_online, "offline_limit": offline_limit, "patience": wait}
+    how = {"back_online": back_online, "lost_after": lost_after, "offline_limit": offline_limit, "patience": wait}
     asking = Asking(bundle, address(server, insecure), os.environ.get(KEY), rows, always_draft, **how)
     if serve is not None:
         run_proxy(asking, serve)

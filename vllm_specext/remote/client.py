@@ -16,7 +16,7 @@ from vllm_specext.remote.connection import Connection, LinkLost
 from vllm_specext.remote.drafted import Drafted
 from vllm_specext.remote.drafting import Drafter
 from vllm_specext.remote.events import Done, Retracted, Said, Traffic
-from vllm_specext.remote.exchange import Busy, Exchange, RefusedError, Unknown, Waiting
+from vllm_specext.remote.exchange import LOST_AFTER, Busy, Exchange, RefusedError, Unknown, Waiting
 from vllm_specext.remote.pace import Pace
 from vllm_specext.remote.protocol import (
     PIECE,
@@ -51,6 +51,8 @@ class Settings:
     """The drafter's fingerprint."""
     form: RowFormat
     back_online: Literal["keep", "rewrite"] = "keep"
+    lost_after: float = LOST_AFTER
+    """Seconds in which nothing is heard of a server that is at work, at least, until the client goes on alone."""
     offline_limit: int = 256
     """Tokens that are said without a server, at a time. With 0 none is."""
     patience: float | None = None
@@ -88,7 +90,7 @@ class Client:
         longer than the last one a pause is. ``pace`` has what earlier answers have shown."""
         self._connect, self.drafter, self.settings = connect, drafter, settings
         self._chooser = chooser or random.SystemRandom()
-        self._waiting, self.pace = Waiting(), pace or Pace()
+        self._waiting, self.pace = Waiting(settings.lost_after), pace or Pace()
         self._number = 0
 
     async def answer(self, prompt: list[int], sampling: Sampling, max_tokens: int) -> AsyncGenerator[Event, None]:

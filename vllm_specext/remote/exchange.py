@@ -9,9 +9,9 @@ from vllm_specext.remote.connection import Connection, LinkLost
 from vllm_specext.remote.events import Traffic
 from vllm_specext.remote.protocol import Error, FromClient, FromServer, Rows, Verified, Working, encode, from_server
 
-LEAST_WAIT = 1.0
-"""Of a busy machine's server nothing may be heard for half a second; a client that then went on alone would have an
-answer that is not the target's for no reason."""
+LOST_AFTER = 3.0
+"""Seconds. On a machine that does too much at once nothing was heard of a server for 1.3 s. A client that then goes on
+alone has an answer that is not the target's for no reason, which is worse than a pause."""
 FIRST_WAIT = 10.0
 """Seconds for what nothing is known of yet: an engine reads a prompt."""
 NEW = 0.25
@@ -38,12 +38,13 @@ class Busy(Exception):  # noqa: N818
 class Waiting:
     """The smoothed times of a server and of the way to it, in seconds."""
 
+    least: float = LOST_AFTER
     way: float | None = None
     server: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return FIRST_WAIT if self.way is None else max(LEAST_WAIT, 4 * self.way + 3 * self.server)
+        return max(self.least, FIRST_WAIT if self.way is None else 4 * self.way + 3 * self.server)
 
     def took(self, seconds: float, server: float) -> None:
         way = max(0.0, seconds - server)
