@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.engine.conftest import ROOMY, ROUND, TIGHT_FOR_TREES, Result, moa, run_apart
+from tests.engine.test_adaptive_drafts import adaptive
 from tests.engine.test_lossless import FEW, differing
 from tests.engine.workload import MOA, TARGET
 from tests.unit.test_client_bundle import paths
@@ -90,6 +91,18 @@ def test_brought_trees_give_the_tokens_of_plain_decoding(
         # Chains of 20 after their first token, which no tree of the server has.
         assert result["sizes"]["19"] > 0
         assert accepted(result) > 100
+
+
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.extended), True], ids=["sync", "async"])
+def test_others_are_drafted_any_number_of_tokens_beside_brought_trees(
+    engines: Engines, plain: Result, asynchronous: bool
+) -> None:
+    asked = bringing(ROUND, plain["outputs"][: len(ROUND)])
+    result = engines(adaptive(CLIENTS), rounds=[asked], keep_async=asynchronous, sabotage="draw_sizes")
+    assert differing(result, {"outputs": plain["outputs"][: len(ROUND)]}) == []
+    assert result["sizes"]["19"] > 0
+    assert len(result["sizes"]) > 4
+    assert accepted(result) > 100
 
 
 def test_a_wrong_mask_of_brought_trees_is_noticed(engines: Engines, plain: Result) -> None:

@@ -13,10 +13,10 @@ from vllm_specext.engine.clients.kept_rows import LONGEST_WAIT, MOST_BYTES, SECO
 from vllm_specext.engine.clients.verifier import Answer
 from vllm_specext.engine.requests import CLIENT_TREE, shorten_in_logs
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.moa.prepare import ROWS, for_clients
+from vllm_specext.methods.moa.prepare import ROWS, serve_clients
 from vllm_specext.options.trees import MoAOptions
 from vllm_specext.remote.drafted import Drafted
-from vllm_specext.tree.budget import MANY, TreeShape
+from vllm_specext.tree.budget import TreeShape
 
 SOUND: dict[str, Any] = {"ids": [5, 6, 7], "parents": [0, 0, 1], "first_row": 3, "kind": "int8", "ticket": "a"}
 
@@ -179,15 +179,11 @@ def launch(**parallel: Any) -> Any:
     return SimpleNamespace(parallel=SimpleNamespace(**{**sizes, "worker_extension_cls": "", **parallel}))
 
 
-def test_a_server_of_clients_verifies_at_any_load_and_measures_nothing() -> None:
+def test_workers_of_a_server_of_clients_learn_to_give_rows() -> None:
     started = launch()
-    options = for_clients(moa(), started)
-    assert not options.adaptive_drafts
-    assert options.num_speculative_tokens_per_batch_size == [[1, MANY, 62]]
-    assert options.longest_given == 62
+    serve_clients(moa(), started)
     assert started.parallel.worker_extension_cls == ROWS
-    given = [[1, 4, 24], [5, 8, 4]]
-    assert for_clients(moa(num_speculative_tokens_per_batch_size=given), launch()).num_speculative_tokens == 62
+    assert moa().longest_given == 62
 
 
 @pytest.mark.parametrize(
@@ -197,10 +193,9 @@ def test_a_server_of_clients_verifies_at_any_load_and_measures_nothing() -> None
         ({}, {"data_parallel_size": 2}, "needs --data-parallel-size 1, but it is 2."),
         ({"prediction_tokens": 8}, {}, "'prediction_tokens' is 8, but with client_drafts it must be 0."),
         ({"tree_top_k": 1}, {}, "'client_drafts' needs draft trees: tree_top_k above 1."),
-        ({"adaptive_drafts": True}, {}, "'adaptive_drafts' is true, but with client_drafts it must be false"),
         ({}, {"worker_extension_cls": "a.B"}, "'a.B', but with client_drafts it must not be given."),
     ],
 )
 def test_what_clients_cannot_have_is_refused(keys: dict[str, Any], parallel: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
-        for_clients(moa(**keys), launch(**parallel))
+        serve_clients(moa(**keys), launch(**parallel))

@@ -72,8 +72,8 @@ def scheduler(config: VllmConfig, base: type[Scheduler] = Scheduler, limited: bo
     )
 
 
-def request(name: str, prompt: int = 10, **sampling: Any) -> Request:
-    params = SamplingParams(max_tokens=100, **sampling)
+def request(name: str, prompt: int = 10, max_tokens: int = 100, **sampling: Any) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, **sampling)
     return Request(name, list(range(1, prompt + 1)), params, pooling_params=None)
 
 

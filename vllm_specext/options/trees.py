@@ -95,7 +95,7 @@ class MoAOptions(SharedHeadOptions):
     client_drafts: bool = Field(
         False,
         description="whether requests may bring trees that clients have drafted, and get in return what their drafters "
-        "must know of the text; nothing is measured then, and adaptive_drafts must not be true",
+        "must know of the text",
     )
 
     @property

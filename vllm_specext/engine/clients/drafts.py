@@ -52,6 +52,9 @@ class ClientDrafts:
         self._heads, self._head_size, self._most, self._read = heads, head_size, most, read
         self._asked: dict[int, Asked] = {}
         self.kept = KeptRows()
+        self.others: int | None = None
+        """Tokens to draft, after the step that runs, for requests that brought no tree; ``None`` for as many as for
+        all (``scheduler/client_room.py``)."""
 
     def add(self, slot: int, request: Any) -> None:
         """Begin with a request, or again with one that was preempted and comes with the tokens that it has."""
@@ -66,9 +69,12 @@ class ClientDrafts:
         self._asked[slot] = Asked(brought.ticket, form, brought.first_row, tree, len(request.prefill_token_ids))
         self.kept.begin(brought.ticket)
 
-    def without_own(self, step: Step) -> Step:
-        """The same step; where all of its requests are clients', one in which a drafter drafts nothing."""
-        return replace(step, length=0) if self._asked.keys() >= set(step.batch.idx_mapping_np.tolist()) else step
+    def for_others(self, step: Step) -> Step:
+        """The same step with the length of the server's own drafts, which is 0 where all of its requests are
+        clients'."""
+        if self._asked.keys() >= set(step.batch.idx_mapping_np.tolist()):
+            return replace(step, length=0)
+        return step if self.others is None else replace(step, length=self.others)
 
     def after(self, drafts: Drafts, step: Step, speculator: Any) -> Drafts:
         """The ``drafts`` of a ``speculator``, which has taken in the step, with those of clients in their place. Their
@@ -132,6 +138,6 @@ def with_trees(drafts: Drafts, found: dict[int, Drafted], step: Step, trees: Tre
     count = min(drafts.tokens.shape[1], length)
     tokens[:, :count] = drafts.tokens[:, :count]
     tokens[async_tensor_h2d(np.array(places), device=device)] = async_tensor_h2d(ids, device=device)
-    lengths = np.full(step.requests, length) if drafts.lengths is None else drafts.lengths.copy()
+    lengths = np.full(step.requests, count) if drafts.lengths is None else drafts.lengths.copy()
     lengths[places] = counts
     return Drafts(tokens, lengths)

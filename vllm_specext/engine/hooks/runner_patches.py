@@ -14,6 +14,7 @@ def wrap_runner() -> None:
 
     capture_all_sizes()
     wrap(GPUModelRunner, "load_model", _load_model)
+    wrap(GPUModelRunner, "execute_model", _execute_model)
     wrap(GPUModelRunner, "take_draft_token_ids", _take_draft_token_ids)
     wrap(GPUModelRunner, "sample_tokens", _sample_tokens)
     wrap(GPUModelRunner, "initialize_kv_cache", _initialize_kv_cache)
@@ -47,6 +48,30 @@ def _load_model(original: Callable) -> Callable:
         original(self, *args, **kwargs)
 
     return load_model
+
+
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.execute_model",
+    name="drafts beside clients' trees",
+    why="a step has one number of drafted tokens, which is the most where a client's tree is to be verified next",
+    how="wrapped: the number for requests that brought no tree goes to a speculator that serves clients",
+    upstream="none: no number of drafted tokens per request",
+    until="vLLM has a number of drafted tokens per request",
+    signature=(
+        "self scheduler_output intermediate_tensors dummy_run skip_attn_for_dummy_run is_profile context_len "
+        "valid_dummy_state_slots randomize_inputs"
+    ),
+)
+def _execute_model(original: Callable) -> Callable:
+    from vllm_specext.engine.scheduler.client_room import others_in
+
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        clients = getattr(self.speculator, "clients", None)
+        if clients is not None:
+            clients.others = others_in(scheduler_output)
+        return original(self, scheduler_output, *args, **kwargs)
+
+    return execute_model
 
 
 @replaces(

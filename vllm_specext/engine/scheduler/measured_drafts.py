@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from vllm_specext.engine.scheduler.client_room import others_in
 from vllm_specext.engine.scheduler.kept_costs import KeptCosts
 from vllm_specext.tree.budget import UNMEASURED, TreeShape
 from vllm_specext.tree.draft_choice import Change, DraftChoice
@@ -44,6 +45,8 @@ class MeasuredDrafts:
         self.choice = DraftChoice(tuple(lookup), sizes, full, first, slope, known)
         self._before: tuple[float, int] | None = None
         """When the step before ended and how many requests it had, if it only decoded."""
+        self._had_room = False
+        """Whether the step before made room for clients' trees."""
         self._said: dict[int, float] = {}
         """When the log last told of a load, by its first number of requests."""
         self.follow()
@@ -53,12 +56,15 @@ class MeasuredDrafts:
         now, requests = time.perf_counter(), len(scheduled.num_scheduled_tokens)
         drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
         only_decodes = scheduled.total_num_scheduled_tokens == requests + drafted
+        asked, others = scheduled.num_spec_tokens_to_schedule, others_in(scheduled)
+        # A client's tree is drafted after one step and verified in the next: neither says what our drafts bring.
+        had_room, self._had_room = self._had_room, others is not None
+        only_decodes &= not (had_room or self._had_room)
         before, self._before = self._before, (now, requests) if only_decodes else None
         if not requests:
             return
-        asked = scheduled.num_spec_tokens_to_schedule
         if not only_decodes:
-            self.choice.skip(asked)
+            self.choice.skip(asked if others is None else others)
             return
         # After a prefill or without requests for a while, the time since the step before says nothing. vLLM 0.33 drafts
         # nothing where all requests end with the step, so that it says nothing of drafts either.

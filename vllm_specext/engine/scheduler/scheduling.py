@@ -1,7 +1,8 @@
 """The scheduler of our methods, which drafts less for some requests than for others.
 
 A request gets no drafts where speculation is off, and a chain where a tree will not do (``requests.py``). How many
-tokens are drafted at a load follows from what is measured (``measured_drafts.py``). And a session of streaming input
+tokens are drafted at a load follows from what is measured (``measured_drafts.py``). Trees that clients have drafted are
+verified whole (``client_room.py``). And a session of streaming input
 goes on where its last turn ended.
 
 The scheduler only counts. Whatever the drafter writes for a request with a chain, the scheduler gives it rows for the
@@ -18,8 +19,10 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.client_trees import reads_client_trees
 from vllm_specext.engine.config import is_ours
 from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors, prediction_of, shorten_in_logs
+from vllm_specext.engine.scheduler.client_room import ClientRoom, others_in
 from vllm_specext.engine.scheduler.kept_costs import KeptCosts
 from vllm_specext.engine.scheduler.measured_drafts import MeasuredDrafts
 
@@ -52,6 +55,9 @@ class DraftLimits(_Scheduler):
         self._needs_prediction = vllm_config.speculative_config.options.needs_prediction
         self._tree, self._levels = vllm_config.speculative_config.tree, vllm_config.speculative_config.levels
         self._predicted = vllm_config.speculative_config.options.predicted is not None
+        self._clients: ClientRoom | None = None
+        if reads_client_trees(vllm_config.speculative_config):
+            self._clients = ClientRoom(self.num_spec_tokens)
         self._custom_processors = has_custom_processors(vllm_config.model_config)
         # Most drafted tokens of each request that has a limit of its own.
         self._draft_limits: dict[str, int] = {}
@@ -73,6 +79,8 @@ class DraftLimits(_Scheduler):
         super().add_request(request)
         if request.request_id in self.requests:
             self._note_draft_limit(self.requests[request.request_id])
+            if self._clients is not None:
+                self._clients.note(request)
 
     def _update_request_as_session(self, session: Request, update: Any) -> None:
         super()._update_request_as_session(session, update)
@@ -111,6 +119,8 @@ class DraftLimits(_Scheduler):
     def _free_blocks(self, request: Request) -> None:
         super()._free_blocks(request)
         self._draft_limits.pop(request.request_id, None)
+        if self._clients is not None:
+            self._clients.forget(request.request_id)
 
     def _note_draft_limit(self, request: Request) -> None:
         drafting = drafting_for(request, self._reads, self._custom_processors, self._needs_prediction)
@@ -133,11 +143,17 @@ class DraftLimits(_Scheduler):
         kind="set",
     )
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        limits = self._draft_limits
+        if self._clients is not None:
+            limits.update(dict.fromkeys(self._clients.drafted(scheduler_output, self.requests), 0))
+            others = self._clients.make(scheduler_output)
+            own = others_in(scheduler_output)
+            limits = limits | {name: min(own, limits.get(name, own)) for name in others if own is not None}
         super()._update_after_schedule(scheduler_output)
         # Asynchronous scheduling has just promised every request the same number of drafted tokens, in one list.
-        for request_id in self._draft_limits.keys() & scheduler_output.num_scheduled_tokens.keys():
+        for request_id in limits.keys() & scheduler_output.num_scheduled_tokens.keys():
             request = self.requests[request_id]
-            request.spec_token_ids = request.spec_token_ids[: self._draft_limits[request_id]]
+            request.spec_token_ids = request.spec_token_ids[: limits[request_id]]
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         if self._draft_limits:

@@ -14,7 +14,6 @@ from vllm_specext.methods.source import drafter_directory
 from vllm_specext.options.base import CHOICE_KEYS
 from vllm_specext.options.trees import TREE_KEYS, MoAOptions
 from vllm_specext.refusals import LLAMA_LIKE, Launch
-from vllm_specext.tree.budget import MANY
 
 
 def prepare(options: MoAOptions, launch: Launch) -> Prepared:
@@ -53,7 +52,7 @@ def prepare(options: MoAOptions, launch: Launch) -> Prepared:
             "target's last layers would run over drafted tokens without their adapters; target_layer_inference 0 can."
         )
     if options.client_drafts:
-        options = for_clients(options, launch)
+        serve_clients(options, launch)
     own = {"method", "model", "revision", "target_layer_inference", "client_drafts"}
     ours = own | CHOICE_KEYS | TREE_KEYS | set(VOCABULARY_KEYS)
     fields = options.model_dump(exclude=ours, exclude_none=True)
@@ -74,8 +73,8 @@ ROWS = "vllm_specext.engine.clients.kept_rows.TakesClientRows"
     until="always",
     kind="set",
 )
-def for_clients(options: MoAOptions, launch: Launch) -> MoAOptions:
-    """The options of a server whose clients draft. Raises ``ConfigurationError``."""
+def serve_clients(options: MoAOptions, launch: Launch) -> None:
+    """Prepare the launch of a server whose clients draft. Raises ``ConfigurationError``."""
     parallel = launch.parallel
     for name, value in (
         ("--tensor-parallel-size", parallel.tensor_parallel_size),
@@ -90,18 +89,11 @@ def for_clients(options: MoAOptions, launch: Launch) -> MoAOptions:
         )
     if options.tree is None:
         raise ConfigurationError("speculative-config key 'client_drafts' needs draft trees: tree_top_k above 1.")
-    if options.adaptive_drafts and "adaptive_drafts" in options.model_fields_set:
-        raise ConfigurationError(
-            "speculative-config key 'adaptive_drafts' is true, but with client_drafts it must be false: what clients "
-            "draft is verified at any load."
-        )
     if parallel.worker_extension_cls not in ("", ROWS):
         raise ConfigurationError(
             f"--worker-extension-cls is {parallel.worker_extension_cls!r}, but with client_drafts it must not be given."
         )
     parallel.worker_extension_cls = ROWS
-    schedule = options.num_speculative_tokens_per_batch_size or [[1, MANY, options.num_speculative_tokens]]
-    return options.model_copy(update={"adaptive_drafts": False, "num_speculative_tokens_per_batch_size": schedule})
 
 
 def _overrides(shape: MoAShape, target_layer_inference: int) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class MoASpeculator(RootedSpeculator):
     def draft(self, step: Step) -> Drafts:
         if self.clients is None or step.dummy:
             return super().draft(step)
-        return self.clients.after(super().draft(self.clients.without_own(step)), step, self)
+        return self.clients.after(super().draft(self.clients.for_others(step)), step, self)
 
     def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
         return self.by_level(requests, shape, reads_paths, longest)
