@@ -47,6 +47,9 @@ READ: dict[str, tuple[str, ...]] = {
     "kernels of top-k and top-p are compiled at start.": ("GPUModelRunner.load_model",),
     "KV connectors are asked before drafting, and drafts go to other pipeline ranks in another way. Ours adds to the "
     "finished output.": ("GPUModelRunner.sample_tokens",),
+    "A step whose requests all end with it drafts nothing. Ours reads a number of the step and calls it.": (
+        "GPUModelRunner.execute_model",
+    ),
     "Pages that no row of the step can see are hidden from layers with a sliding window. A tree's first row stands "
     "where a chain's does; methods that read the whole cache refuse such targets.": (
         "GPUModelRunner.initialize_kv_cache",

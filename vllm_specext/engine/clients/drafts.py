@@ -52,9 +52,7 @@ class ClientDrafts:
         self._heads, self._head_size, self._most, self._read = heads, head_size, most, read
         self._asked: dict[int, Asked] = {}
         self.kept = KeptRows()
-        self.others: int | None = None
-        """Tokens to draft, after the step that runs, for requests that brought no tree; ``None`` for as many as for
-        all (``scheduler/client_room.py``)."""
+        self._others: int | None = None
 
     def add(self, slot: int, request: Any) -> None:
         """Begin with a request, or again with one that was preempted and comes with the tokens that it has."""
@@ -69,12 +67,17 @@ class ClientDrafts:
         self._asked[slot] = Asked(brought.ticket, form, brought.first_row, tree, len(request.prefill_token_ids))
         self.kept.begin(brought.ticket)
 
+    def begin_step(self, others: int | None) -> None:
+        """``others``: tokens to draft after the step for requests that brought no tree; ``None`` for as many as for all
+        (``scheduler/client_room.py``)."""
+        self._others = others
+
     def for_others(self, step: Step) -> Step:
         """The same step with the length of the server's own drafts, which is 0 where all of its requests are
         clients'."""
         if self._asked.keys() >= set(step.batch.idx_mapping_np.tolist()):
             return replace(step, length=0)
-        return step if self.others is None else replace(step, length=self.others)
+        return step if self._others is None else replace(step, length=min(self._others, step.length))
 
     def after(self, drafts: Drafts, step: Step, speculator: Any) -> Drafts:
         """The ``drafts`` of a ``speculator``, which has taken in the step, with those of clients in their place. Their

@@ -68,7 +68,7 @@ def _execute_model(original: Callable) -> Callable:
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         clients = getattr(self.speculator, "clients", None)
         if clients is not None:
-            clients.others = others_in(scheduler_output)
+            clients.begin_step(others_in(scheduler_output))
         return original(self, scheduler_output, *args, **kwargs)
 
     return execute_model

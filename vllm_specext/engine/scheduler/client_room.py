@@ -50,7 +50,7 @@ class ClientRoom:
     )
     @replaces(
         "vllm.v1.core.sched.output.SchedulerOutput.specext_drafts_of_others",
-        name="drafts beside clients' trees",
+        name="number of drafts of others",
         why="workers have to know what is drafted for requests that brought no tree",
         how="added to steps after which a client's tree is verified",
         upstream="none: no number of drafted tokens per request",
