@@ -23,20 +23,23 @@ class ClientRoom:
     def __init__(self, most: int) -> None:
         """``most``: drafted tokens of a request in any step."""
         self._most = most
-        self._waiting: set[str] = set()
-        """Requests whose trees were not drafted yet."""
+        self._waiting: dict[str, int] = {}
+        """Nodes of trees that were not drafted yet, by request."""
 
     def note(self, request: Request) -> None:
-        if brought_by(request.sampling_params) is not None:
-            self._waiting.add(request.request_id)
+        brought = brought_by(request.sampling_params)
+        if brought is not None:
+            self._waiting[request.request_id] = len(brought.tree.ids)
 
     def forget(self, request_id: str) -> None:
-        self._waiting.discard(request_id)
+        self._waiting.pop(request_id, None)
 
     def drafted(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> set[str]:
         """Requests of a step whose trees the step before has drafted. Nothing more is drafted for them."""
-        done = {name for name in self._waiting & step.num_scheduled_tokens.keys() if _has_answered(requests[name])}
-        self._waiting -= done
+        scheduled = self._waiting.keys() & step.num_scheduled_tokens.keys()
+        done = {name for name in scheduled if _has_answered(requests[name])}
+        for name in done:
+            self.forget(name)
         return done
 
     @replaces(
@@ -57,16 +60,16 @@ class ClientRoom:
         until="vLLM has a number of drafted tokens per request",
         kind="added",
     )
-    def make(self, step: SchedulerOutput) -> set[str]:
-        """Make room in a step for trees that wait. The requests in it that keep their number: none where no tree
+    def make(self, step: SchedulerOutput) -> dict[str, int]:
+        """Make room in a step for trees that wait. Most drafted tokens of each of its requests; of none where no tree
         waits."""
-        names = set(step.num_scheduled_tokens)
-        others = names - self._waiting
-        if others == names:
-            return set()
-        setattr(step, OTHERS, step.num_spec_tokens_to_schedule if others else 0)
+        scheduled = step.num_scheduled_tokens.keys()
+        if self._waiting.keys().isdisjoint(scheduled):
+            return {}
+        others = step.num_spec_tokens_to_schedule if scheduled - self._waiting.keys() else 0
+        setattr(step, OTHERS, others)
         step.num_spec_tokens_to_schedule = self._most
-        return others
+        return {name: self._waiting.get(name, others) for name in scheduled}
 
 
 def _has_answered(request: Request) -> bool:

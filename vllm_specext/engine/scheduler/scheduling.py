@@ -22,7 +22,7 @@ from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.client_trees import reads_client_trees
 from vllm_specext.engine.config import is_ours
 from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors, prediction_of, shorten_in_logs
-from vllm_specext.engine.scheduler.client_room import ClientRoom, others_in
+from vllm_specext.engine.scheduler.client_room import ClientRoom
 from vllm_specext.engine.scheduler.kept_costs import KeptCosts
 from vllm_specext.engine.scheduler.measured_drafts import MeasuredDrafts
 
@@ -146,9 +146,8 @@ class DraftLimits(_Scheduler):
         limits = self._draft_limits
         if self._clients is not None:
             limits.update(dict.fromkeys(self._clients.drafted(scheduler_output, self.requests), 0))
-            others = self._clients.make(scheduler_output)
-            own = others_in(scheduler_output)
-            limits = limits | {name: min(own, limits.get(name, own)) for name in others if own is not None}
+            room = self._clients.make(scheduler_output)
+            limits = limits | {name: min(most, limits.get(name, most)) for name, most in room.items()}
         super()._update_after_schedule(scheduler_output)
         # Asynchronous scheduling has just promised every request the same number of drafted tokens, in one list.
         for request_id in limits.keys() & scheduler_output.num_scheduled_tokens.keys():
