@@ -42,7 +42,7 @@ bench: setup ## Compare the methods with plain decoding, by concurrent requests 
 test: setup ## Run the tests
 	@$(PYTEST) $(PYTEST_ARGS)
 
-test-all: setup ## Run the tests, with the further engine configurations that `test` leaves out
+test-all: setup ## Run the tests, with the further configurations that `test` leaves out
 	@$(PYTEST) -m "" $(PYTEST_ARGS)
 
 test-fast: setup ## Run the tests that take less than a minute each

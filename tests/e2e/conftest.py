@@ -52,7 +52,10 @@ def griffin(logs: Path) -> Iterator[Server]:
         yield server.start()
 
 
-@pytest.fixture(scope="session", params=["griffin", "moa", "swift", "slem"])
+@pytest.fixture(
+    scope="session",
+    params=["griffin", "swift", *(pytest.param(name, marks=pytest.mark.extended) for name in ("moa", "slem"))],
+)
 def drafting(request: pytest.FixtureRequest, logs: Path) -> Iterator[Server]:
     """A server of each method. Those that only these tests use end before the next begins, for the memory they take.
 

@@ -49,7 +49,7 @@ def checked(name: str, output: Path) -> dict[str, Any]:
 STOCK_FIRST = [STOCK] if has_stock_row() else []
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_sweep_compares_a_tree_with_plain_decoding_and_vllms_own(tmp_path: Path) -> None:
     small = ("--rounds", "1", "--concurrency", "2", "--tokens", "24", "--prompts-per-task", "2")
     config = f"tree={json.dumps(GRIFFIN_TREE)}"

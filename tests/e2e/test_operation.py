@@ -1,5 +1,6 @@
 """What an operator sees of a server: its start-up log, what is not in the log, and what two engines at once do."""
 
+import asyncio
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,8 +11,10 @@ from openai import APIStatusError, OpenAI
 
 from tests.e2e.conftest import KEY, Client
 from tests.e2e.test_openai_client import complete
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import GRIFFIN_CHAIN, GRIFFIN_TREE
-from vllm_specext.measure.server import Server, speculation
+from vllm_specext.measure.server import HOST, Server, speculation
+from vllm_specext.remote.device.socket import address, connecting
 
 TREE = "trees of at most 24 nodes, depth 4, top-k 4"
 OWN_MEMORY = r"\d+ bytes a token, [\d.]+ MiB for a request of 1024 tokens; the target's take 12288 bytes a token"
@@ -45,6 +48,12 @@ def test_the_start_up_log_has_one_line_per_fact(drafting: Server) -> None:
         lines = re.findall(rf"(?m)\] {re.escape(name)}: (.*)$", text)
         assert len(lines) == 1, (name, lines)
         assert re.fullmatch(fact, lines[0]), (name, lines)
+
+
+def test_a_server_without_clients_says_so_to_one(griffin: Server) -> None:
+    place = address(f"ws://{HOST}:{griffin.port}", insecure=False)
+    with pytest.raises(ConfigurationError, match=r"it needs client_drafts in its --speculative-config\.$"):
+        asyncio.run(connecting(place, None)())  # type: ignore[arg-type]
 
 
 def test_neither_prompts_nor_answers_nor_keys_are_logged(served: Server) -> None:

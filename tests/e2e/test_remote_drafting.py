@@ -4,7 +4,7 @@ network that is cut, with others asking meanwhile, and frames of every bad kind.
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -285,9 +285,3 @@ def test_a_bad_frame_ends_its_connection_and_nothing_else(server: Server, frame:
         with pytest.raises(Exception, match="1008"):
             socket.recv()
     assert local.completions.create(model="any", prompt="a", max_tokens=2).choices[0].text is not None
-
-
-def test_a_server_without_clients_says_so(griffin: Server, bundle: Path) -> None:
-    asks: Callable[[], Asking] = lambda: asking(griffin, bundle)  # noqa: E731
-    with pytest.raises(ConfigurationError, match=r"it needs client_drafts in its --speculative-config\.$"):
-        asyncio.run(said_by(asks()))

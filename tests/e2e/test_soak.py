@@ -17,9 +17,10 @@ def soak(minutes: float, folder: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "minutes",
-    [pytest.param(0.5, marks=pytest.mark.slow), pytest.param(15, marks=pytest.mark.extended)],
+    [0.5, 15],
     ids=["half a minute", "quarter of an hour"],
 )
 def test_a_server_answers_like_plain_decoding_whatever_its_clients_do(minutes: float, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_an_eagle3_drafter_for_a_new_target_is_trained_beside_it_exported_and_ac
     assert left_features(training) == {"held-out"}
 
 
+@pytest.mark.extended
 def test_a_moa_drafter_is_trained_exported_and_accepted(tmp_path: Path) -> None:
     options = ("--temperature=0", "--max-length=128", "--set=mlp_size=256")
     training = Training(tmp_path, TARGET, *options, method="moa", recipe=ONE_STAGE)

@@ -17,8 +17,8 @@ import torch
 from tests import forks
 from tests.engine.workload import DRAFT_VOCABULARY, DRAFTS, EAGLE3, GRIFFIN, MOA, TARGET, requests
 
-ROUND = requests(24)
-AGAIN = ROUND[:6]
+ROUND = requests(20)
+AGAIN = ROUND[:4]
 """Asked a second time, when the prefix cache has their blocks."""
 
 Result = dict[str, Any]
@@ -74,7 +74,7 @@ def small(config: dict[str, Any], tokens: int = 256) -> dict[str, Any]:
 # of up to 330 tokens do not fit into 24 such blocks.
 TIGHT: dict[str, Any] = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 24}
 # Neither do trees of all eight into the budget of a step.
-TIGHT_FOR_TREES: dict[str, Any] = {"max_num_batched_tokens": 96, "num_gpu_blocks_override": 20}
+TIGHT_FOR_TREES: dict[str, Any] = {"max_num_batched_tokens": 96, "num_gpu_blocks_override": 17}
 
 
 class Engines:
@@ -85,6 +85,7 @@ class Engines:
 
     def __call__(self, llm: dict[str, Any], *, v2: bool = True, **switches: Any) -> Result:
         spec: dict[str, Any] = {"rounds": [ROUND, AGAIN], "llm": ROOMY | llm} | switches
+        spec |= {"measure_memory": not switches}
         text = json.dumps(spec, sort_keys=True)
         stem = self.folder / hashlib.sha256(f"{v2} {text}".encode()).hexdigest()[:24]
         out = stem.with_suffix(".json")

@@ -9,7 +9,7 @@ asynchronous scheduling as vLLM decided it, which its CPU platform then switches
 fault in ``faults.py``, for the negative controls), ``graphs`` (numbers of requests that the drafter's recorded graphs
 are for), ``record`` (file for the inputs and outputs of the drafter's forward passes), ``ray`` (number of ranks that
 Ray runs on this machine's cores), ``whole_sampler`` (no batch draws by one argmax) and ``every_pass`` (no pass is
-recorded, and no body is in C++).
+recorded, and no body is in C++) and ``measure_memory`` (run the models before there are caches).
 ``OUT``: token ids per request, logprobs where asked, counters, the number of verifications by nodes, and by round how
 often one argmax was enough to draw for a batch (``greedy.py``), and how often it was not.
 """
@@ -19,6 +19,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -70,12 +71,15 @@ def spare_what_only_long_lives_need() -> None:
 
 
 def rebind_kernels(overrides: list[tuple[Any, Any]]) -> None:
-    """As vLLM's does, with one look into a table for each name."""
+    """As vLLM's does, with one look into a table for each name, and none for what owns no kernel."""
     wrappers = {id(original): wrapper for original, wrapper in overrides}
+    others = {FunctionType, BuiltinFunctionType, ModuleType, str, int, float, bool, tuple, list, dict, type(None)}
     for module in list(sys.modules.values()):
         for name, value in list((getattr(module, "__dict__", None) or {}).items()):
             if (wrapper := wrappers.get(id(value))) is not None:
                 setattr(module, name, wrapper)
+                continue
+            if type(value) in others:
                 continue
             try:
                 own = object.__getattribute__(value, "__dict__")
@@ -211,7 +215,8 @@ RAY_SPEC = "SPECEXT_TEST_RAY_SPEC"
 def replace_in_vllm(spec: dict[str, Any]) -> None:
     sys.path.append(str(Path(__file__).parents[2]))
     spare_what_only_long_lives_need()
-    measure_memory_first()
+    if spec.get("measure_memory"):
+        measure_memory_first()
     if spec.get("keep_async"):
         keep_asynchronous_scheduling()
     if spec.get("graphs") or spec.get("record") or spec.get("every_pass"):

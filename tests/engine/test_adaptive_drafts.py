@@ -37,10 +37,10 @@ def plain(engines: Engines) -> Result:
         (TREE, True),
         pytest.param(TREE, False, marks=pytest.mark.extended),
         pytest.param(eagle3(24, 4), False, marks=pytest.mark.extended),
-        (moa(24, 4), False),
+        pytest.param(moa(24, 4), False, marks=pytest.mark.extended),
         (swift(), False),
         pytest.param(foreign("slem", FOREIGN_BPE), False, marks=pytest.mark.extended),
-        (foreign("tli", FOREIGN_BPE), False),
+        pytest.param(foreign("tli", FOREIGN_BPE), False, marks=pytest.mark.extended),
     ],
     ids=["chain", "chain-async", "tree-async", "tree", "eagle3", "moa", "swift", "slem", "tli"],
 )

@@ -82,6 +82,7 @@ def test_chains_and_trees_by_load_give_the_tokens_of_plain_decoding(
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
 
 
+@pytest.mark.extended
 def test_trees_drafted_in_graphs_are_those_drafted_without(engines: Engines, plain: Result, drafter: Path) -> None:
     """What CUDA graphs would replay is recorded, padded as they are."""
     result = engines(trees(drafter, 24, 4), graphs=[2, 5, 8], keep_async=True)

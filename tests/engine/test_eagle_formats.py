@@ -242,6 +242,7 @@ def test_a_layer_with_a_window(alone: Engines, plain: Result, as_bundled: int, t
     assert 300 < accepted(result) < as_bundled
 
 
+@pytest.mark.extended
 def test_eagle_1_and_as_griffin(alone: Engines, plain: Result, tmp_path: Path) -> None:
     """Served as it is, and converted: the same drafts as method eagle-tree's, but for sums in another order."""
     folder = eagle1(tmp_path / "drafter")

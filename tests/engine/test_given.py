@@ -20,7 +20,7 @@ from vllm_specext.measure.bundled import MODELS
 
 Engines = Callable[..., Result]
 GIVEN: dict[str, Any] = {"speculative_config": {"method": "given", "adaptive_drafts": False}}
-TIGHT: dict[str, Any] = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 18}
+TIGHT: dict[str, Any] = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 17}
 """Less room than for other methods: predicted answers are soon done."""
 VOCABULARY = 2048
 
@@ -70,8 +70,16 @@ def accepted(result: Result) -> float:
     return float(result["counters"]["vllm:spec_decode_num_accepted_tokens"])
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("llm", [{}, TIGHT], ids=["roomy", "tight"])
+@pytest.mark.parametrize(
+    ("llm", "asynchronous"),
+    [
+        ({}, True),
+        (TIGHT, False),
+        pytest.param({}, False, marks=pytest.mark.extended),
+        pytest.param(TIGHT, True, marks=pytest.mark.extended),
+    ],
+    ids=["roomy-async", "tight-sync", "roomy-sync", "tight-async"],
+)
 def test_predictions_give_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, rounds: list[Any], llm: dict[str, Any], asynchronous: bool
 ) -> None:
@@ -123,10 +131,11 @@ def test_prompts_serve_as_predictions_where_none_is_given(engines: Engines, plai
     assert differing(engines(looking | TIGHT, rounds=rounds, keep_async=True), plain) == []
     alone = engines(looking, rounds=[FEW])
     assert differing(alone, {"outputs": plain["outputs"][: len(FEW)]}) == []
-    assert alone["counters"]["vllm:spec_decode_num_drafts"] > 20
+    assert alone["counters"]["vllm:spec_decode_num_drafts"] > 10
     assert accepted(alone) > 3  # the prompts are repeated little
 
 
+RARER = ("moa", "draft-model-tree")
 TREES: dict[str, Any] = {
     "griffin": tree(24, 4),
     "moa": moa(24, 4),
@@ -146,7 +155,7 @@ def reading(config: dict[str, Any], tokens: int = 20) -> dict[str, Any]:
     [
         pytest.param("griffin", False, marks=pytest.mark.extended),
         *(
-            pytest.param(method, method != "eagle3-tree", marks=pytest.mark.extended if method == "moa" else ())
+            pytest.param(method, method != "eagle3-tree", marks=pytest.mark.extended if method in RARER else ())
             for method in TREES
         ),
     ],
@@ -162,7 +171,7 @@ def test_predictions_are_drafted_before_a_methods_trees(
     assert differing(result, plain) == []
     assert (result["counters"]["vllm:num_preemptions"] > 0) == asynchronous
     verified = result["counters"]["vllm:spec_decode_num_drafts"]
-    assert accepted(result) / verified > 2 + (method == "griffin")
+    assert accepted(result) / verified > 2 + 0.5 * (method == "griffin")
 
 
 def test_requests_without_predictions_get_trees_and_others_what_they_predict(engines: Engines, plain: Result) -> None:

@@ -58,6 +58,7 @@ def test_chains_give_the_tokens_of_plain_decoding(
     assert (result["counters"]["vllm:num_preemptions"] > 0) == bool(llm)
 
 
+@pytest.mark.extended
 def test_compiled_chains_give_the_tokens_of_requests_without_drafts(engines: Engines) -> None:
     """Compiled and eager models round differently, so that each is compared with its own kind: here of one engine,
     because it is compiling that takes long."""
@@ -116,7 +117,7 @@ def test_logprobs_are_those_of_plain_decoding(engines: Engines, plain: Result, l
             for ours, theirs in zip(one[kind], other[kind], strict=True):
                 assert ours == pytest.approx(theirs, abs=1e-4)
             compared[kind] += len(one[kind])
-    assert compared["logprobs"] > 150
+    assert compared["logprobs"] > 50
     assert compared["prompt_logprobs"] > 50
     named = [index for index, request in enumerate(ASKED) if "logprob_token_ids" in request["sampling"]]
     assert all({"11", "198", "220"} <= row.keys() for index in named for row in result["outputs"][index]["logprobs"])

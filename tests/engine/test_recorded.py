@@ -22,7 +22,9 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.extended if name == "moa" else ()) for name in CONFIGURATIONS]
+)
 def test_replayed_passes_give_the_tokens_of_those_that_are_run(engines: Engines, name: str) -> None:
     llm = CONFIGURATIONS[name]
     replayed, run = engines(llm), engines(llm, every_pass=True)

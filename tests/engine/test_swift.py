@@ -50,6 +50,7 @@ def test_swift_gives_the_tokens_of_plain_decoding(
     assert len(found.history) == result["counters"]["vllm:specext_swift_search_steps"]
 
 
+@pytest.mark.extended
 def test_passes_in_graphs_are_those_without(engines: Engines, plain: Result, tmp_path: Path) -> None:
     """What CUDA graphs of the sub-layers would replay is recorded; evaluated sets leave out others than drafts do."""
     results, scores = {}, {}

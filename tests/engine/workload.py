@@ -64,7 +64,7 @@ def requests(count: int) -> list[dict[str, Any]]:
             ids = shared + ids
         sampling = SAMPLING[index % len(SAMPLING)] | {
             "seed": 100 + index,
-            "max_tokens": chooser.choice([5, 24, 48, 64]),
+            "max_tokens": chooser.choice([5, 16, 32, 64]),
         }
         if "min_tokens" in sampling:
             sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])

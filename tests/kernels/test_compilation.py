@@ -41,7 +41,15 @@ class AbsentGPU:
         return 0
 
 
-@pytest.fixture(params=CAPABILITIES.values(), ids=CAPABILITIES.keys())
+ALL = [pytest.param(number, id=name) for name, number in CAPABILITIES.items()]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(number, id=name, marks=() if name == "H100" else pytest.mark.extended)
+        for name, number in CAPABILITIES.items()
+    ]
+)
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Launched]:
     """Launches only compile, and are listed."""
     launched: Launched = []
@@ -94,7 +102,6 @@ def compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[], None]
 @pytest.mark.parametrize(
     "launch",
     [
-        pytest.param(lambda: attend(128, torch.bfloat16, 60, runs=4), id="128-bf16-split"),
         pytest.param(lambda: attend(64, torch.float32, 25, runs=1), id="64-fp32"),
         pytest.param(lambda: attend(80, torch.float16, 10, 2, soft_cap=30.0, sliding_window=128), id="80-fp16-capped"),
         pytest.param(lambda: attend(256, torch.bfloat16, 128, runs=3), id="256-bf16-128-nodes"),
@@ -103,6 +110,11 @@ def compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[], None]
 )
 def test_tree_attention_compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[], None]) -> None:
     compiles_and_fits(compiled, launch)
+
+
+@pytest.mark.parametrize("compiled", ALL, indirect=True)
+def test_the_usual_tree_fits_every_gpu(compiled: tuple[int, Launched]) -> None:
+    compiles_and_fits(compiled, lambda: attend(128, torch.bfloat16, 60, runs=4))
 
 
 FP8 = torch.float8_e4m3fn

@@ -3,7 +3,8 @@
 On a CPU vLLM's kernels are plain Python functions unless a Triton backend named "cpu" exists before vLLM is imported.
 So the cases (``cases/case_*.py``) run in one process of their own, with ``triton_cpu_stub`` and ``TRITON_INTERPRET=1``.
 ``case_tree_attention.py`` is about the project's own kernel, which needs such a process too. Here each file of cases is
-one test; the summary line at the end of the run tells how many cases that were.
+one test; the summary line at the end of the run tells how many cases that were. Of each function's cases a few are run,
+spread evenly, unless tests that are marked ``extended`` are run too.
 """
 
 import importlib.util
@@ -18,6 +19,8 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = sorted(path.stem for path in (HERE / "cases").glob("case_*.py"))
+EACH = 2
+"""Cases of a function that are run by default."""
 CASES_RUN = pytest.StashKey[int]()
 
 
@@ -32,6 +35,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     report = tmp_path_factory.mktemp("cpu_bodies") / "report.xml"
     search_path = os.pathsep.join([str(HERE / "triton_cpu_stub"), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "pytest", "cases", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    if "not extended" in request.config.option.markexpr:
+        command.append(f"--each={EACH}")
     finished = subprocess.run(
         [*command, "-o", "python_files=case_*.py", "-o", "addopts="],
         cwd=HERE,

@@ -1,6 +1,9 @@
 """Completes the Triton interpreter where it stops short of a GPU, before vLLM is imported. Test code only."""
 
+from collections import defaultdict
+
 import numpy as np
+import pytest
 import triton.language as tl
 import triton.language.extra.libdevice as libdevice
 import triton.runtime.interpreter as interpreter
@@ -48,3 +51,19 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.generate],  # minimising a failure would take minutes
 )
 settings.load_profile("interpreter")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--each", type=int, default=None, help="most cases of a function, spread evenly; all when absent")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    most = config.getoption("--each")
+    if most is None:
+        return
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    kept = {own[place * len(own) // most].nodeid for own in cases.values() for place in range(most)}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
