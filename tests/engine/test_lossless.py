@@ -102,7 +102,7 @@ def test_greedy_chains_give_the_tokens_of_stock_vllm(engines: Engines) -> None:
     stock = engines({}, v2=False)
     assert not stock["v2"]
     greedy = {index for index, request in enumerate(ASKED) if request["sampling"]["temperature"] == 0}
-    assert len(greedy) >= 12
+    assert len(greedy) >= 8
     assert greedy.isdisjoint(differing(stock, chain(engines, {}, keep_async=False)))
 
 
