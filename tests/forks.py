@@ -3,6 +3,7 @@
 Not for work that starts processes of its own by spawning, and not beside a GPU.
 """
 
+import multiprocessing
 import os
 import subprocess
 from collections.abc import Mapping
@@ -13,6 +14,11 @@ from vllm_specext.measure import forks as measure_forks
 from vllm_specext.measure.forks import PROGRAM, Fork, run_program
 
 ROOT = Path(__file__).parents[1]
+
+
+def context() -> Any:
+    """Of ``multiprocessing``, for processes of a test's own."""
+    return multiprocessing.get_context("forkserver")
 
 
 def run(
@@ -51,7 +57,10 @@ def run_code(code: str, folder: Path, environment: Mapping[str, str] | None = No
     return str(done.stdout.splitlines()[-1])
 
 
-def run_command(*arguments: str, environment: Mapping[str, str], streams: Path) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *arguments: str, environment: Mapping[str, str], streams: Path, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """The command ``vllm-specext`` with these ``arguments``, whose processes find vLLM imported too."""
     program = f"{measure_forks.__name__}:{run_program.__name__}"
-    return run(program, PROGRAM, arguments, environment=environment, folder=Path.cwd(), streams=streams, seconds=1800)
+    folder = folder or Path.cwd()
+    return run(program, PROGRAM, arguments, environment=environment, folder=folder, streams=streams, seconds=1800)

@@ -112,11 +112,11 @@ def test_chats_of_several_turns_get_the_tokens_of_plain_decoding_greedily_and_dr
 @pytest.mark.slow
 def test_running_servers_are_driven_by_vllm_bench_serve(unused: Server, griffin: Server, tmp_path: Path) -> None:
     urls = ("--url", f"plain={unused.url}", "--url", f"griffin={griffin.url}")
-    rates = ("--request-rate", "2", "--request-rate", "inf")
+    rates = ("--request-rate", "8", "--request-rate", "inf")
     small = ("--tokens", "16", "--prompts-per-task", "2")
     rows = bench("serve", *urls, *rates, *small, output=tmp_path)["rows"]
     assert {(row["method"], row["request_rate"]) for row in rows} == {
-        (name, rate) for name in ("plain", "griffin") for rate in (2.0, "inf")
+        (name, rate) for name in ("plain", "griffin") for rate in (8.0, "inf")
     }
     (drafted,) = (row for row in rows if (row["method"], row["request_rate"]) == ("griffin", "inf"))
     assert drafted["spec_decode_acceptance_length"] > 1.5

@@ -1,5 +1,5 @@
 """A drafter of each further method, from raw chats to what an engine accepts: EAGLE-3's for a target that is not in the
-repository and computes its features beside the training, in two processes; MoA's for the bundled target."""
+repository and computes its features beside the training; MoA's for the bundled target."""
 
 from pathlib import Path
 
@@ -43,9 +43,12 @@ def left_features(training: Training) -> set[str]:
     return {path.name[:8] for path in (training.run_folder / "features").iterdir() if path.suffix != ".json"}
 
 
-def test_an_eagle3_drafter_for_a_new_target_is_trained_beside_it_exported_and_accepted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.extended)])
+def test_an_eagle3_drafter_for_a_new_target_is_trained_beside_it_exported_and_accepted(
+    processes: int, tmp_path: Path
+) -> None:
     target = make_target(tmp_path / "qwen")
-    options = ("--stream", "--processes=2", "--set=mlp_size=256")
+    options = ("--stream", f"--processes={processes}", "--set=mlp_size=256")
     training = Training(tmp_path, target, *options, method="eagle3", recipe=TWO_STAGES)
     check_trained(training, "EAGLE-3", "eagle3-tree", target)
     assert left_features(training) == {"held-out"}

@@ -17,11 +17,20 @@ import torch
 from tests import forks
 from tests.engine.workload import DRAFT_VOCABULARY, DRAFTS, EAGLE3, GRIFFIN, MOA, TARGET, requests
 
-ROUND = requests(20)
-AGAIN = ROUND[:4]
-"""Asked a second time, when the prefix cache has their blocks."""
-
 Result = dict[str, Any]
+
+
+def cut(asked: list[dict[str, Any]], most: int = 16) -> list[dict[str, Any]]:
+    """The same requests, which end sooner."""
+    rows = [one["sampling"] | {"max_tokens": min(most, one["sampling"]["max_tokens"])} for one in asked]
+    return [one | {"sampling": sampling} for one, sampling in zip(asked, rows, strict=True)]
+
+
+_ASKED = requests(20)
+ROUND = _ASKED[:-3] + cut(_ASKED[-3:])
+"""The last that begin are not the last that end: a batch is full nearly to the end."""
+AGAIN = cut(ROUND[:4])
+"""Asked a second time, when the prefix cache has their blocks."""
 
 ROOMY: dict[str, Any] = {
     "model": str(TARGET),

@@ -98,7 +98,7 @@ def test_brought_trees_give_the_tokens_of_plain_decoding(
     else:
         # Chains of up to 20 after their first token: the server's trees have 24 nodes, and six levels.
         assert any(12 < int(size) < 20 for size in result["sizes"])
-        assert accepted(result) > 100
+        assert accepted(result) > 60
 
 
 @pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.extended), True], ids=["sync", "async"])

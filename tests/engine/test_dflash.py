@@ -13,7 +13,7 @@ from tests.engine.workload import DFLASH, DRAFTS
 
 Engines = Callable[..., Result]
 
-ACCEPTED = 300
+ACCEPTED = 200
 """Drafted tokens that have to be accepted at least, so that more than rejections is tested."""
 
 

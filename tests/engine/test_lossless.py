@@ -58,7 +58,6 @@ def test_chains_give_the_tokens_of_plain_decoding(
     assert (result["counters"]["vllm:num_preemptions"] > 0) == bool(llm)
 
 
-@pytest.mark.extended
 def test_compiled_chains_give_the_tokens_of_requests_without_drafts(engines: Engines) -> None:
     """Compiled and eager models round differently, so that each is compared with its own kind: here of one engine,
     because it is compiling that takes long."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import CHAIN, Result, moa, tree
+from tests.engine.conftest import CHAIN, ROUND, Result, moa, tree
 from tests.engine.test_lossless import differing
 from vllm_specext.kernels.native.library import library
 
@@ -27,12 +27,12 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 )
 def test_replayed_passes_give_the_tokens_of_those_that_are_run(engines: Engines, name: str) -> None:
     llm = CONFIGURATIONS[name]
-    replayed, run = engines(llm), engines(llm, every_pass=True)
+    replayed, run = engines(llm, rounds=[ROUND]), engines(llm, rounds=[ROUND], every_pass=True)
     assert differing(replayed, run) == []
-    assert replayed["recorded"]["target"] >= 4
+    assert replayed["recorded"]["target"] >= 3
     assert run["recorded"] == {"target": 0, "drafts": 0}
     if name != "no drafts":
-        assert replayed["recorded"]["drafts"] >= 4
+        assert replayed["recorded"]["drafts"] >= 3
         assert replayed["counters"][ACCEPTED] == pytest.approx(run["counters"][ACCEPTED], rel=0.02)
 
 
@@ -41,4 +41,4 @@ def test_replayed_passes_give_the_tokens_of_those_that_are_run(engines: Engines,
 )
 def test_a_deliberate_fault_is_noticed(engines: Engines, name: str, sabotage: str) -> None:
     llm = CONFIGURATIONS[name]
-    assert differing(engines(llm, sabotage=sabotage), engines(llm)) != []
+    assert differing(engines(llm, rounds=[ROUND], sabotage=sabotage), engines(llm, rounds=[ROUND])) != []

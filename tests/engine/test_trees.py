@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import ROUND, TIGHT_FOR_TREES, Result, tree
-from tests.engine.test_lossless import differing, is_noticed
+from tests.engine.test_lossless import FEW, differing, is_noticed
 from tests.engine.workload import GREEDY
 
 Engines = Callable[..., Result]
@@ -61,8 +61,8 @@ def test_trees_accept_more_per_verification_than_chains_of_their_depth(engines: 
 
 def test_trees_whose_size_follows_the_load_give_the_tokens_of_plain_decoding(engines: Engines, plain: Result) -> None:
     schedule = [[1, 2, 60], [3, 4, 24], [5, 6, 4], [7, 8, 0]]
-    result = engines(tree(60, 10, schedule))
-    assert differing(result, plain) == []
+    result = engines(tree(60, 10, schedule), rounds=[ROUND, ROUND[:1]])  # one alone at last
+    assert differing(result, {"outputs": [*plain["outputs"][: len(ROUND)], plain["outputs"][0]]}) == []
     assert all(result["sizes"][size] > 0 for size in ("60", "24", "4"))
 
 
@@ -74,10 +74,10 @@ def test_compiled_trees_give_the_tokens_of_compiled_plain_decoding(engines: Engi
 
 def test_trees_grown_in_graphs_are_those_grown_without(engines: Engines, plain: Result) -> None:
     """What CUDA graphs would replay is recorded, padded as they are."""
-    result = engines(tree(24, 4), graphs=[2, 5, 8])
-    assert differing(result, plain) == []
+    result = engines(tree(24, 4), rounds=[FEW], graphs=[2, 5, 8])
+    assert differing(result, {"outputs": plain["outputs"][: len(FEW)]}) == []
     assert set(result["replays"]) == {2, 5, 8}
-    eager = engines(tree(24, 4))["counters"]
+    eager = engines(tree(24, 4), rounds=[FEW])["counters"]
     for counter in ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens"):
         assert result["counters"][counter] == pytest.approx(eager[counter], rel=0.02)
 

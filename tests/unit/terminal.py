@@ -5,11 +5,10 @@ import io
 import os
 import pty
 import struct
-import subprocess
-import sys
 import termios
 from functools import cache
 from pathlib import Path
+from select import select
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -17,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests import forks
+from vllm_specext.measure import forks as measure_forks
+from vllm_specext.measure.forks import PROGRAM, Fork, run_program
 
-COMMAND = [sys.executable, "-m", "vllm_specext"]
 COLUMNS = 80
 
 
@@ -45,15 +45,17 @@ def on_a_terminal(*arguments: str) -> Ended:
     """Only stdout is a terminal."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    with subprocess.Popen([*COMMAND, *arguments], env=environment(), stdout=its, stderr=subprocess.PIPE) as process:
-        os.close(its)
+    with TemporaryDirectory() as folder:
+        stdout, stderr = Path(os.ttyname(its)), Path(folder) / "stderr"
+        command = f"{measure_forks.__name__}:{run_program.__name__}"
+        process = Fork(command, [PROGRAM, arguments], environment=environment(), stdout=stdout, stderr=stderr)
         output = b""
-        while piece := read(ours):
-            output += piece
-        os.close(ours)
-        assert process.stderr is not None
-        errors = process.stderr.read().decode()
-    return Ended(process.returncode, output.decode().replace("\r\n", "\n"), errors)
+        while (code := process.poll()) is None or select([ours], [], [], 0)[0]:
+            if select([ours], [], [], 0.05)[0]:
+                output += os.read(ours, 65536)
+        for end in (ours, its):
+            os.close(end)
+        return Ended(code, output.decode().replace("\r\n", "\n"), stderr.read_text())
 
 
 def shown_on_80_columns(table: Table) -> str:
@@ -61,10 +63,3 @@ def shown_on_80_columns(table: Table) -> str:
     console = Console(width=COLUMNS, record=True, file=io.StringIO())
     console.print(table)
     return console.export_text()
-
-
-def read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # Linux: the other end is closed
-        return b""

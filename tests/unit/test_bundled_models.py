@@ -109,7 +109,7 @@ def test_a_drafter_names_its_target_and_method_as_its_training_writes_them(
 @torch.no_grad()
 def test_greedy_output_is_mostly_not_a_loop(target: LlamaForCausalLM) -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
-    texts = [row["text"] for row in json.loads(PROMPTS.read_text(encoding="utf-8"))]
+    texts = [row["text"] for row in json.loads(PROMPTS.read_text(encoding="utf-8"))[::3]]
     rows = [tokenizer(text, return_tensors="pt")["input_ids"] for text in texts]
     outputs = [target.generate(row, max_new_tokens=96, do_sample=False)[0, row.shape[1] :].tolist() for row in rows]
     assert sum(map(is_loop, outputs)) <= len(outputs) // 3

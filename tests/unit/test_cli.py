@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import vllm_specext
+from tests import forks
 from vllm_specext.cli import app, main
 from vllm_specext.cli.demo import as_table
 from vllm_specext.demo.run import PASSES, Answer, summarize, write
@@ -124,8 +125,9 @@ def test_vllm_finds_its_distribution_while_serving_and_children_do_too() -> None
         metadata.version("vllm")
 
 
-def test_serve_hands_its_arguments_to_vllm() -> None:
-    done = subprocess.run([*COMMAND, "serve", "--help=speculative-config"], capture_output=True, text=True, check=False)
+def test_serve_hands_its_arguments_to_vllm(tmp_path: Path) -> None:
+    streams = tmp_path / "printed"
+    done = forks.run_command("serve", "--help=speculative-config", environment=os.environ, streams=streams)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "--speculative-config" in done.stdout
 

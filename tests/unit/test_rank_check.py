@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import distributed
 
+from tests import forks
 from vllm_specext.engine.verification.rank_check import VARIABLE, RankCheck, fingerprint, steps_between
 
 
@@ -47,7 +48,7 @@ def _rank(rank: int, file: str, differs_at: int | None, steps: int, result: "mul
 def test_all_ranks_stop_at_the_comparison_after_one_that_differed(
     tmp_path: Path, differs_at: int | None, steps: int, raised: int | None
 ) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = forks.context()
     result = context.Queue()
     file = str(tmp_path / "store")
     ranks = [context.Process(target=_rank, args=(rank, file, differs_at, steps, result)) for rank in range(2)]

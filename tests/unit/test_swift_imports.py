@@ -34,4 +34,5 @@ def test_those_two_do(file: str) -> None:
 
 
 def test_an_import_of_the_engine_is_noticed() -> None:
-    assert loaded_by({"vllm_specext.methods.swift.speculator"}) == {"vllm", "vllm_specext.engine", "torch"}
+    engine = {"vllm", "vllm_specext.engine.verification.rank_check"}
+    assert loaded_by(engine) == {"vllm", "vllm_specext.engine", "torch"}

@@ -80,9 +80,12 @@ class Fork:
         self._process.kill()
 
 
-def fork_command(arguments: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Fork:
+def fork_command(
+    arguments: Sequence[str], *, environment: Mapping[str, str], log: Path, folder: Path | None = None
+) -> Fork:
     """The command ``vllm-specext`` with these ``arguments``; all that it prints goes to ``log``."""
-    return Fork(f"{__name__}:run_program", [PROGRAM, arguments], environment=environment, stdout=log, stderr=log)
+    given = [PROGRAM, arguments]
+    return Fork(f"{__name__}:run_program", given, environment=environment, stdout=log, stderr=log, folder=folder)
 
 
 def run_program(function: str, arguments: Sequence[str]) -> None:

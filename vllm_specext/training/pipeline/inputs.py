@@ -13,8 +13,7 @@ from vllm_specext.training.pipeline.target import TargetModel
 def check_inputs(settings: RunSettings, target: TargetModel, processes: int) -> None:
     """Raise ``ConfigurationError`` for data that are not there, template flags that there are none of, a drafter to
     begin with that is another target's, and packs that cannot be."""
-    local = [name for name in settings.data if not name.startswith("hub:")]
-    rows_of_all(local)
+    rows_of_all(settings.data)  # reads none yet: neither a file nor the hub
     load_template(settings.target, settings.template_flags)
     check_trackers(settings.log)
     recipe = settings.recipe

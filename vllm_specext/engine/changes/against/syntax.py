@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -25,16 +26,17 @@ def assigned(node: ast.stmt) -> set[str]:
     return {each.id for target in targets if target for each in ast.walk(target) if isinstance(each, ast.Name)}
 
 
-def set_on_self(node: ast.ClassDef) -> set[str]:
+@cache  # asked of each class many times
+def set_on_self(node: ast.ClassDef) -> frozenset[str]:
     """The attributes that a class's own methods set on ``self``."""
-    return {
+    return frozenset(
         each.attr
         for each in ast.walk(node)
         if isinstance(each, ast.Attribute)
         and isinstance(each.ctx, ast.Store)
         and isinstance(each.value, ast.Name)
         and each.value.id == "self"
-    }
+    )
 
 
 def dotted_name(node: ast.AST | None) -> str | None:
