@@ -29,8 +29,8 @@ def cut(asked: list[dict[str, Any]], most: int = 16) -> list[dict[str, Any]]:
 _ASKED = requests(20)
 ROUND = _ASKED[:-3] + cut(_ASKED[-3:])
 """The last that begin are not the last that end: a batch is full nearly to the end."""
-AGAIN = cut(ROUND[:4])
-"""Asked a second time, when the prefix cache has their blocks."""
+AGAIN = [*cut(ROUND[:1]), ROUND[1], *cut(ROUND[2:4])]
+"""Asked a second time, when the prefix cache has their blocks. One of them is alone at last."""
 
 ROOMY: dict[str, Any] = {
     "model": str(TARGET),

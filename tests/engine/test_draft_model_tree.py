@@ -79,7 +79,7 @@ def test_chains_and_trees_by_load_give_the_tokens_of_plain_decoding(
     by_load = {"num_speculative_tokens_per_batch_size": schedule}
     result = engines(trees(drafter, 59, 10, **by_load) if schedule else trees(drafter, DRAFTS, 1), keep_async=True)
     assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 40
 
 
 @pytest.mark.extended

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import ROUND, TIGHT, Result
+from tests.engine.conftest import ROOMY, ROUND, TIGHT, Result
 from tests.engine.test_lossless import ASKED, differing, is_noticed
 from tests.engine.workload import FOREIGN_BPE, FOREIGN_BYTES, GREEDY
 
@@ -124,7 +124,9 @@ def test_passes_in_graphs_are_those_without(engines: Engines, method: str) -> No
 
 SAMPLES = 800
 SAMPLED = {"temperature": 1.0, "max_tokens": 2, "ignore_eos": True}
-ONE_PROMPT = [{"ids": ROUND[6]["ids"][:24], "sampling": SAMPLED | {"seed": seed}} for seed in range(SAMPLES)]
+PROMPT = ROUND[9]["ids"][60 : 60 + ROOMY["block_size"] + 1]
+"""One whole block, which is cached."""
+ONE_PROMPT = [{"ids": PROMPT, "sampling": SAMPLED | {"seed": seed}} for seed in range(SAMPLES)]
 MANY = {"max_num_seqs": 64}
 LIKELY = 8
 

@@ -92,7 +92,7 @@ def test_chains_whose_length_follows_the_load_give_the_tokens_of_plain_decoding(
     schedule = [[1, 2, DRAFTS], [3, 4, 2], [5, 6, 1], [7, 8, 0]]
     result = chain(engines, {"speculative_config": CHAIN | {"num_speculative_tokens_per_batch_size": schedule}})
     assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 50
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
 
 
 @pytest.mark.extended

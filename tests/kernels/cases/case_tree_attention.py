@@ -20,9 +20,9 @@ def attend(*tensors: Any, runs: int, **arguments: Any) -> None:
     kernel.tree_attention(*tensors, **(defaults | arguments), tile=tile, runs=runs)
 
 
-@pytest.fixture(autouse=True, params=[12])
+@pytest.fixture(autouse=True, params=[5])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of the module's own: the kernel with so many runs to share out, however short; a request gets 16."""
+    """In place of the module's own: the kernel with so many runs to share out, however short."""
     monkeypatch.setattr(kernel, "MIN_RUN", 1)
     monkeypatch.setattr(kernel, "MAX_SPLITS", 16)
     monkeypatch.setattr(Case, "implementation", staticmethod(partial(attend, runs=request.param)))
