@@ -49,7 +49,7 @@ def test_any_sizes_one_after_another_give_the_tokens_of_plain_decoding(
 ) -> None:
     result = engines(adaptive(llm), keep_async=asynchronous, sabotage="draw_sizes")
     assert differing(result, plain) == []
-    assert len([size for size, count in result["sizes"].items() if count > 10]) >= 4
+    assert len([size for size, count in result["sizes"].items() if count > 10]) >= 3
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
 
 

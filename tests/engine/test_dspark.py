@@ -68,7 +68,7 @@ def test_trees_and_chains_give_the_tokens_of_plain_decoding(
     result = engines(dspark(folder, nodes, top_k), keep_async=True)
     assert differing(result, engines({})) == []
     assert result["sizes"][str(nodes)] > 60
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 40
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 25
 
 
 @pytest.mark.extended
