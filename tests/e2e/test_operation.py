@@ -89,7 +89,9 @@ def test_two_data_parallel_engines_give_the_stock_servers_tokens(
         with ThreadPoolExecutor(8) as pool:
             return [r.choices[0].token_ids for r in pool.map(lambda prompt: complete(openai, prompt), prompts[:12])]
 
-    with Server(logs / "data-parallel.log", speculative, arguments=("--data-parallel-size=2",)).start() as server:
+    # Two processes answer, and Prometheus adds up their figures only where it is imported after they are told to.
+    two = ("--data-parallel-size=2",)
+    with Server(logs / "data-parallel.log", speculative, arguments=two, forked=False).start() as server:
         assert ids(client(server)) == ids(without)
         engines = {s.labels["engine"]: s.value for s in server.samples() if s.name == "vllm:request_success_total"}
         assert speculation(server).verifications > 0
