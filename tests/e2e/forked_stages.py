@@ -1,6 +1,9 @@
 """``vllm-specext train`` whose stages of one process find vLLM imported already: they are forked from the command's own
-process, which is a fork itself (``vllm_specext/measure/forks.py``). A stage of several processes is started as ever, by
-torch's launcher."""
+process, which is a fork itself (``vllm_specext/measure/forks.py``). So is the target beside a training. A stage of
+several processes is started as ever, by torch's launcher.
+
+The engines of a stage are forked from the process that the command was forked from.
+"""
 
 import atexit
 import io
@@ -11,38 +14,59 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from types import SimpleNamespace
 from typing import IO, Any
 
-from vllm_specext.measure.forks import PROGRAM, run_program
-from vllm_specext.training.pipeline import launcher
+from vllm_specext.measure.forks import PROGRAM, Fork, run_program
+from vllm_specext.training.pipeline import launcher, streaming
 
 _forks = multiprocessing.get_context("fork")
+_server: Any = forkserver._forkserver  # type: ignore[attr-defined]
 
 
-def main(*arguments: str) -> None:
-    launcher.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+def fork(arguments: Sequence[str], **options: Any) -> Fork:
+    """The command with these ``arguments``."""
+    forkserver.ensure_running()
+    return Fork(f"{__name__}:{main.__name__}", [_server._forkserver_address, *arguments], **options)
+
+
+def main(address: str, *arguments: str) -> None:
+    _server._forkserver_address = address
+    _server.ensure_running = forkserver.ensure_running = lambda: None
+    processes: Any = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, PIPE=subprocess.PIPE)
+    launcher.subprocess = streaming.subprocess = processes  # type: ignore[attr-defined]
     run_program(PROGRAM, arguments)
 
 
-def start(command: Sequence[str], *, stderr: IO[bytes], env: Mapping[str, str], **options: Any) -> Any:
+def start(command: Sequence[str], *, env: Mapping[str, str], **options: Any) -> Any:
     python, option, module, *arguments = command
     assert (python, option) == (sys.executable, "-m")
     if module.startswith("torch."):
-        return subprocess.Popen(command, stderr=stderr, env=env, **options)
-    return Stage(module, arguments, stderr.fileno(), env)
+        return subprocess.Popen(command, env=env, **options)
+    return Stage(module, arguments, env, options.get("stdout"), options.get("stderr"))
 
 
 class Stage:
-    """What the launcher uses of ``subprocess.Popen``."""
+    """What a training uses of ``subprocess.Popen``."""
 
-    def __init__(self, module: str, arguments: Sequence[str], errors: int, environment: Mapping[str, str]) -> None:
-        said, output = os.pipe()
-        given = (module, list(arguments), output, errors, dict(environment))
-        self._process = _forks.Process(target=_run, args=given)
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: int | None,
+        errors: IO[bytes] | None,
+    ) -> None:
+        streams = {2: errors.fileno()} if errors is not None else {}
+        said, output_end = os.pipe() if output == subprocess.PIPE else (None, None)
+        if output_end is not None:
+            streams[1] = output_end
+        self._process = _forks.Process(target=_run, args=(module, list(arguments), streams, dict(environment)))
         self._process.start()
-        os.close(output)
-        self.stdout = os.fdopen(said, "rb")
+        if said is not None and output_end is not None:
+            os.close(output_end)
+            self.stdout = os.fdopen(said, "rb")
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -58,12 +82,18 @@ class Stage:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
-def _run(module: str, arguments: list[str], output: int, errors: int, environment: dict[str, str]) -> None:
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(module: str, arguments: list[str], streams: Mapping[int, int], environment: dict[str, str]) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    for stream, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, errors)):
+    for stream, file in {0: os.open(os.devnull, os.O_RDONLY), **streams}.items():
         os.dup2(file, stream)
     for text in (sys.stdout, sys.stderr):
         assert isinstance(text, io.TextIOWrapper)
