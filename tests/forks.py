@@ -5,15 +5,37 @@ Not for work that starts processes of its own by spawning, and not beside a GPU.
 
 import multiprocessing
 import os
+import pkgutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from vllm_specext.measure import forks as measure_forks
-from vllm_specext.measure.forks import PROGRAM, Fork, run_program
+from vllm_specext.measure.arguments import on_gpu
+from vllm_specext.measure.forks import PROGRAM, run_program, start_forking
+from vllm_specext.measure.forks import Fork as _Fork
 
 ROOT = Path(__file__).parents[1]
+COMMAND = f"{run_program.__module__}:{run_program.__name__}"
+_server: Any = forkserver._forkserver
+
+
+class Fork(_Fork):
+    """Its own forks are forked from the same process as it is. Else that would have to import vLLM once more."""
+
+    def __init__(self, function: str, arguments: Sequence[Any], **options: Any) -> None:
+        if not on_gpu():
+            start_forking()
+        given = [_server._forkserver_address, function, *arguments]
+        super().__init__(f"{__name__}:{_run_beside.__name__}", given, **options)
+
+
+def _run_beside(address: str | None, function: str, *arguments: Any) -> None:
+    if address is not None:
+        _server._forkserver_address = address
+        _server.ensure_running = forkserver.ensure_running = lambda: None
+    pkgutil.resolve_name(function)(*arguments)
 
 
 def context() -> Any:
@@ -61,6 +83,5 @@ def run_command(
     *arguments: str, environment: Mapping[str, str], streams: Path, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The command ``vllm-specext`` with these ``arguments``, whose processes find vLLM imported too."""
-    program = f"{measure_forks.__name__}:{run_program.__name__}"
     folder = folder or Path.cwd()
-    return run(program, PROGRAM, arguments, environment=environment, folder=folder, streams=streams, seconds=1800)
+    return run(COMMAND, PROGRAM, arguments, environment=environment, folder=folder, streams=streams, seconds=1800)

@@ -1,8 +1,6 @@
 """``vllm-specext train`` whose stages of one process find vLLM imported already: they are forked from the command's own
 process, which is a fork itself (``vllm_specext/measure/forks.py``). So is the target beside a training. A stage of
 several processes is started as ever, by torch's launcher.
-
-The engines of a stage are forked from the process that the command was forked from.
 """
 
 import atexit
@@ -14,26 +12,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver
 from types import SimpleNamespace
 from typing import IO, Any
 
-from vllm_specext.measure.forks import PROGRAM, Fork, run_program
+from vllm_specext.measure.forks import PROGRAM, run_program
 from vllm_specext.training.pipeline import launcher, streaming
 
 _forks = multiprocessing.get_context("fork")
-_server: Any = forkserver._forkserver  # type: ignore[attr-defined]
 
 
-def fork(arguments: Sequence[str], **options: Any) -> Fork:
-    """The command with these ``arguments``."""
-    forkserver.ensure_running()
-    return Fork(f"{__name__}:{main.__name__}", [_server._forkserver_address, *arguments], **options)
-
-
-def main(address: str, *arguments: str) -> None:
-    _server._forkserver_address = address
-    _server.ensure_running = forkserver.ensure_running = lambda: None
+def main(*arguments: str) -> None:
     processes: Any = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, PIPE=subprocess.PIPE)
     launcher.subprocess = streaming.subprocess = processes  # type: ignore[attr-defined]
     run_program(PROGRAM, arguments)

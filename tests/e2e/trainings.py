@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import forked_stages
-from vllm_specext.measure.forks import Fork
+from tests.forks import Fork
 
 _SMALL = """
 warmup_steps = 2
@@ -31,6 +30,7 @@ TWO_STAGES = f"""
 steps = [24, 8]
 learning_rates = [8e-3, 4.8e-3]
 {_SMALL}"""
+PROGRAM = "tests.e2e.forked_stages:main"
 MODULE = "vllm_specext.training.pipeline.train"
 
 
@@ -68,7 +68,7 @@ class Training:
     def start(self) -> Fork:
         self.output.unlink(missing_ok=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return forked_stages.fork(self.arguments, environment=environment, stdout=self.output, stderr=self.output)
+        return Fork(PROGRAM, self.arguments, environment=environment, stdout=self.output, stderr=self.output)
 
     def run(self) -> tuple[int, str]:
         """Exit status, and all that was printed."""

@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests import forks
-from vllm_specext.measure import forks as measure_forks
-from vllm_specext.measure.forks import PROGRAM, Fork, run_program
+from vllm_specext.measure.forks import PROGRAM
 
 COLUMNS = 80
 
@@ -47,8 +46,9 @@ def on_a_terminal(*arguments: str) -> Ended:
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     with TemporaryDirectory() as folder:
         stdout, stderr = Path(os.ttyname(its)), Path(folder) / "stderr"
-        command = f"{measure_forks.__name__}:{run_program.__name__}"
-        process = Fork(command, [PROGRAM, arguments], environment=environment(), stdout=stdout, stderr=stderr)
+        process = forks.Fork(
+            forks.COMMAND, [PROGRAM, arguments], environment=environment(), stdout=stdout, stderr=stderr
+        )
         output = b""
         while (code := process.poll()) is None or select([ours], [], [], 0)[0]:
             if select([ours], [], [], 0.05)[0]:

@@ -80,3 +80,17 @@ def tell_threads() -> None:
 def test_a_server_s_workers_find_all_imported_and_have_the_threads_that_they_are_given(tmp_path: Path) -> None:
     assert fork(tmp_path, "start_worker", OMP_NUM_THREADS="1").wait(SECONDS) == 0, (tmp_path / "err").read_text()
     assert (tmp_path / "out").read_text() == "True 2\n"
+
+
+def look_at_a_model() -> None:
+    from vllm.model_executor.models import registry
+
+    registry.subprocess = None
+    print(registry.ModelRegistry.models["GPT2LMHeadModel"].inspect_model_cls().is_text_generation_model)
+
+
+def test_a_fork_looks_at_a_model_s_class_itself(tmp_path: Path) -> None:
+    """vLLM alone has a process import all once more, unless the machine has seen the class before."""
+    assert fork(tmp_path, "look_at_a_model", VLLM_CACHE_ROOT=str(tmp_path)).wait(SECONDS) == 0
+    assert (tmp_path / "out").read_text().endswith("True\n")
+    assert list((tmp_path / "modelinfos").iterdir())

@@ -51,8 +51,7 @@ class Fork:
         if on_gpu():
             self._process = _fresh.Process(target=_in_child, args=given)
         else:
-            with _silence():
-                forkserver.ensure_running()
+            start_forking()
             self._process = _forks.Process(target=_in_child, args=given)
         self._process.start()
         assert self._process.pid is not None
@@ -100,6 +99,12 @@ def find_all_imported() -> None:
     on a CPU, and by "fork" elsewhere."""
     multiprocessing.get_context = _forking
     os.register_at_fork(after_in_child=_take_threads)
+
+
+def start_forking() -> None:
+    """Start the process that forks, if there is none yet."""
+    with _silence():
+        forkserver.ensure_running()
 
 
 @contextmanager

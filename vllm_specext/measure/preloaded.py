@@ -1,7 +1,7 @@
 """Imports what every engine and every ``serve`` imports before it does anything; see ``forks.py``.
 
-Nothing of this project that touches vLLM: the plug-in is loaded when and how each process loads it. Where an import
-fails, it fails again in the process that needs it, which can say so.
+The plug-in is loaded when and how each process loads it. Where an import fails, it fails again in the process that
+needs it, which can say so.
 """
 
 import gc
@@ -9,6 +9,7 @@ import os
 from contextlib import suppress
 
 from vllm_specext.measure.arguments import ENVIRONMENT
+from vllm_specext.measure.inspection import look_here
 from vllm_specext.vllm_process import vllm_distribution
 
 # Read when these packages are imported.
@@ -28,6 +29,8 @@ with suppress(Exception), vllm_distribution():
     import vllm.v1.engine.llm_engine
     import vllm.v1.structured_output.backend_xgrammar  # noqa: F401
     from vllm import LLM  # noqa: F401
+
+    look_here()
 
 gc.collect()
 gc.freeze()  # an engine collects its own garbage several times, and need not look through all of this each time
