@@ -36,7 +36,7 @@ def plain(ask: Callable[..., Result]) -> Result:
 
 
 @pytest.mark.parametrize(
-    "way", ["chain", "tree", *(pytest.param(way, marks=pytest.mark.extended) for way in ("moa-chain", "moa-tree"))]
+    "way", ["tree", *(pytest.param(way, marks=pytest.mark.extended) for way in ("chain", "moa-chain", "moa-tree"))]
 )
 def test_a_drafter_of_few_tokens_gives_the_tokens_of_plain_decoding(
     ask: Callable[..., Result], plain: Result, way: str
@@ -56,8 +56,8 @@ def ids_of(size: int) -> list[int]:
 @pytest.mark.parametrize(
     ("way", "sabotage"),
     [
-        ("chain", "mask_target_to_the_draft_vocabulary"),
-        pytest.param("tree", "mask_target_to_the_draft_vocabulary", marks=pytest.mark.extended),
+        ("tree", "mask_target_to_the_draft_vocabulary"),
+        pytest.param("chain", "mask_target_to_the_draft_vocabulary", marks=pytest.mark.extended),
         pytest.param("chain", "accept_every_draft", marks=pytest.mark.extended),
         pytest.param("tree", "flip_an_ancestor_bit", marks=pytest.mark.extended),
         pytest.param("moa-tree", "mask_target_to_the_draft_vocabulary", marks=pytest.mark.extended),

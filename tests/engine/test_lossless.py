@@ -58,10 +58,18 @@ def test_chains_give_the_tokens_of_plain_decoding(
     assert (result["counters"]["vllm:num_preemptions"] > 0) == bool(llm)
 
 
-def test_compiled_chains_give_the_tokens_of_requests_without_drafts(engines: Engines) -> None:
+COMPILED: dict[str, Any] = {"enforce_eager": False}
+TRACED = COMPILED | {"compilation_config": {"mode": 2, "backend": "eager"}}
+"""The passes that are compiled, run as Dynamo traced them. The compiler itself takes most of a minute."""
+
+
+@pytest.mark.parametrize(
+    "llm", [TRACED, pytest.param(COMPILED, marks=pytest.mark.extended)], ids=["traced", "compiled"]
+)
+def test_compiled_chains_give_the_tokens_of_requests_without_drafts(engines: Engines, llm: dict[str, Any]) -> None:
     """Compiled and eager models round differently, so that each is compared with its own kind: here of one engine,
     because it is compiling that takes long."""
-    compiled = chain(engines, {"enforce_eager": False}, rounds=[ROUND, without_drafts(ROUND)])
+    compiled = chain(engines, llm, rounds=[ROUND, without_drafts(ROUND)])
     drafted, plain = ({"outputs": compiled["outputs"][part]} for part in (slice(len(ROUND)), slice(len(ROUND), None)))
     assert differing(drafted, plain) == []
     assert compiled["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
@@ -74,14 +82,14 @@ def test_plain_decoding_and_drafts_have_the_same_arithmetic(engines: Engines, pl
     target = 25 + 12 + 4 * 12
     assert plain["shortened"] == target
     assert chain(engines, keep_async=False)["shortened"] > target
-    compiled = chain(engines, {"enforce_eager": False}, rounds=[ROUND, without_drafts(ROUND)])
+    compiled = chain(engines, TRACED, rounds=[ROUND, without_drafts(ROUND)])
     assert compiled["shortened"] == 0
 
 
 @pytest.mark.extended
 def test_compiled_chains_give_the_tokens_of_compiled_plain_decoding(engines: Engines) -> None:
-    compiled = chain(engines, {"enforce_eager": False})
-    assert differing(compiled, engines({"enforce_eager": False})) == []
+    compiled = chain(engines, COMPILED)
+    assert differing(compiled, engines(COMPILED)) == []
     assert compiled["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
 
 

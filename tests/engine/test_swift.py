@@ -94,13 +94,13 @@ def test_padding_is_not_accepted_where_the_target_says_its_token(engines: Engine
     bias: tuple[dict[str, Any], ...] = ({}, {"logit_bias": {"0": 9.0}})
     asked = [
         {"ids": request["ids"], "sampling": kind | say | {"seed": place, "max_tokens": 32, "ignore_eos": True}}
-        for place, request in enumerate(ROUND[:4])
+        for place, request in enumerate(ROUND[:2])
         for kind in kinds
         for say in bias
     ]
     plain = engines({}, rounds=[asked])
     saying = [place for place, output in enumerate(plain["outputs"]) if 0 in output["ids"]]
-    assert 4 <= len(saying) < len(asked)
+    assert 2 <= len(saying) < len(asked)
     assert differing(engines(swift(), rounds=[asked], keep_async=True), plain) == []
     wrong = differing(engines(swift(), rounds=[asked], keep_async=True, sabotage="hang_padding_off_the_root"), plain)
     assert wrong
