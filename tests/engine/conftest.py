@@ -39,6 +39,7 @@ ROOMY: dict[str, Any] = {
     "max_model_len": 512,
     "max_num_seqs": 8,
     "block_size": 32,
+    "max_num_batched_tokens": 1024,  # no round needs more, and an engine measures a step of so many at its start
     "kv_cache_memory_bytes": 128 << 20,
     "enable_prefix_caching": True,
 }

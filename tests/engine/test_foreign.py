@@ -127,7 +127,7 @@ SAMPLED = {"temperature": 1.0, "max_tokens": 2, "ignore_eos": True}
 PROMPT = ROUND[9]["ids"][60 : 60 + ROOMY["block_size"] + 1]
 """One whole block, which is cached."""
 ONE_PROMPT = [{"ids": PROMPT, "sampling": SAMPLED | {"seed": seed}} for seed in range(SAMPLES)]
-MANY = {"max_num_seqs": 64}
+MANY = {"max_num_seqs": 64, "max_num_batched_tokens": 4096}
 LIKELY = 8
 
 
