@@ -27,12 +27,13 @@ class Fork(_Fork):
     def __init__(self, function: str, arguments: Sequence[Any], **options: Any) -> None:
         if not on_gpu():
             start_forking()
-        given = [_server._forkserver_address, function, *arguments]
+        given = [getattr(_server, "_forkserver_authkey", None), _server._forkserver_address, function, *arguments]
         super().__init__(f"{__name__}:{_run_beside.__name__}", given, **options)
 
 
-def _run_beside(address: str | None, function: str, *arguments: Any) -> None:
+def _run_beside(key: bytes | None, address: str | None, function: str, *arguments: Any) -> None:
     if address is not None:
+        _server._forkserver_authkey = key  # which Python has from 3.14 on
         _server._forkserver_address = address
         _server.ensure_running = forkserver.ensure_running = lambda: None
     pkgutil.resolve_name(function)(*arguments)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.conftest import CHAIN, ROUND, Result, moa, tree
+from tests.engine.conftest import CHAIN, Result, moa, tree
 from tests.engine.test_lossless import differing
 from vllm_specext.kernels.native.library import library
 
@@ -22,12 +22,17 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def ask(engines: Engines, llm: dict[str, Any], **switches: Any) -> Result:
+    """As other tests do, so that one engine serves both."""
+    return engines(llm, keep_async=True, **switches)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.extended if name == "moa" else ()) for name in CONFIGURATIONS]
 )
 def test_replayed_passes_give_the_tokens_of_those_that_are_run(engines: Engines, name: str) -> None:
     llm = CONFIGURATIONS[name]
-    replayed, run = engines(llm, rounds=[ROUND]), engines(llm, rounds=[ROUND], every_pass=True)
+    replayed, run = ask(engines, llm), ask(engines, llm, every_pass=True)
     assert differing(replayed, run) == []
     assert replayed["recorded"]["target"] >= 3
     assert run["recorded"] == {"target": 0, "drafts": 0}
@@ -41,4 +46,4 @@ def test_replayed_passes_give_the_tokens_of_those_that_are_run(engines: Engines,
 )
 def test_a_deliberate_fault_is_noticed(engines: Engines, name: str, sabotage: str) -> None:
     llm = CONFIGURATIONS[name]
-    assert differing(engines(llm, rounds=[ROUND], sabotage=sabotage), engines(llm, rounds=[ROUND])) != []
+    assert differing(ask(engines, llm, sabotage=sabotage), ask(engines, llm)) != []

@@ -7,14 +7,14 @@ results where the pass left them. Shapes and numbers that Python worked out stay
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from vllm_specext.kernels.native.operators import bind
 
@@ -40,21 +40,24 @@ REPEATS: dict[Any, Callable[..., Any]] = {
 and their first argument instead."""
 
 
-class Operation(NamedTuple):
+@dataclass(frozen=True)
+class Operation:
     operator: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     made: list[Tensor]
     """Its results."""
 
-    @property
+    @cached_property
     def reads(self) -> set[int]:
         """Where the storages of its arguments are."""
         return _storages((self.args, self.kwargs))
 
-    @property
+    @cached_property
     def writes(self) -> set[int]:
         """Where the storages of the arguments are that it changes."""
+        if not self.operator._schema.is_mutable:
+            return set()
         named = zip(self.operator._schema.arguments, self.args, strict=False)
         changed = [value for argument, value in named if _changes(argument)]
         by_name = {argument.name: argument for argument in self.operator._schema.arguments}
@@ -64,8 +67,7 @@ class Operation(NamedTuple):
     @property
     def fresh(self) -> list[Tensor]:
         """Its results that lie in memory of their own."""
-        reads = self.reads
-        return [tensor for tensor in self.made if _storage(tensor) not in reads]
+        return [tensor for tensor in self.made if _storage(tensor) not in self.reads]
 
     def call(self) -> Call:
         """The operation again, with its results where they are."""
@@ -147,7 +149,7 @@ class _Taker(TorchDispatchMode):
                 return made
         with torch._C.DisableTorchFunction():  # what an operator of Python's does inside is its own
             made = func(*args, **kwargs)
-        operation = Operation(func, args, kwargs, _tensors(made))
+        operation = Operation(func, args, kwargs, list(_tensors(made)))
         # A view stays one, and what is allocated stays where it is.
         is_view = bool(operation.made) and all(_storage(tensor) in operation.reads for tensor in operation.made)
         if func._schema.is_mutable or not is_view:
@@ -229,8 +231,15 @@ def _changes(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_iter(values) if isinstance(value, Tensor)]
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Those in ``values`` and in its tuples, lists and dictionaries, which are all that operators take and give."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, tuple | list):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(tuple(values.values()))
 
 
 def _storages(values: Any) -> set[int]:
