@@ -41,7 +41,6 @@ STARTED = {
     "a misspelt key",  # refused before vLLM is imported
     "more nodes than a tree has",  # by our part of vLLM's configuration
     "an option of vLLM's",  # by vLLM's own parser
-    "a target that cannot be fetched",  # by vLLM, and put into our words
     "an output that cannot be made",
     "no such command",
     "no such option",
@@ -52,7 +51,8 @@ STARTED = {
     "a truncated drafter to convert",
     *(name for name, case in BAD_INPUTS.items() if case.without is not None),
 }
-"""One of each kind, by command and by who refuses it; all for which a package has to be hidden from the start."""
+"""One of each kind, by command and by who refuses it; what vLLM refuses in words that we change is the same in a fork.
+And all for which a package has to be hidden from the start."""
 
 
 def ways() -> Iterator[Any]:

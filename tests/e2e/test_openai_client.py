@@ -47,6 +47,11 @@ def test_concurrent_greedy_completions_have_the_tokens_of_the_stock_server(
     assert ids(client(drafting)) == ids(without)
 
 
+@pytest.mark.parametrize(
+    "drafting",
+    ["griffin", *(pytest.param(name, marks=pytest.mark.extended) for name in ("swift", "moa", "slem"))],
+    indirect=True,
+)
 def test_the_demonstrations_row_is_identical_and_drafts_pay(
     drafting: Server, stock: Server, prompts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

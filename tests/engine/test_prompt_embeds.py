@@ -44,7 +44,7 @@ def plain(engines: Engines) -> Result:
         pytest.param({"speculative_config": CHAIN}, False, 60, marks=pytest.mark.extended),
         pytest.param(eagle3(24, 4), True, 200, marks=pytest.mark.extended),
         pytest.param(moa(24, 4), True, 200, marks=pytest.mark.extended),
-        (swift(), False, 60),
+        pytest.param(swift(), False, 60, marks=pytest.mark.extended),
     ],
     ids=["griffin", "griffin-tight", "griffin-chain", "eagle3", "moa", "swift"],
 )
