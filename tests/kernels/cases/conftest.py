@@ -48,8 +48,8 @@ def _languages(fn: Any) -> list[Any]:
 
 
 def _patch_lang_once(fn: Any) -> Any:
-    """The interpreter looks through all of the language for what to replace at each call of one kernel function by
-    another too, where the launch has replaced it. That was a fifth of the cases' time."""
+    """Where one kernel function calls another, the interpreter looks through all of the language again for what to
+    replace, though the launch has replaced it. That was a fifth of the cases' time."""
     if (languages := _languages(fn)) and not any(tl.core.is_builtin(language.load) for language in languages):
         return interpreter._LangPatchScope()
     return _patch_lang(fn)
