@@ -5,7 +5,8 @@ VENV ?= .venv
 # An engine under test works on one core, so two files are run at once (tests/conftest.py: which, and in which order);
 # two would not share a GPU.
 WORKERS ?= $(shell command -v nvidia-smi > /dev/null && echo 0 || echo 2)
-PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS)
+# Hundreds of processes are started, which would each compile our files where Python is told to keep none compiled.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS)
 BIN := $(VENV)/bin
 TRAINING := build/train-demo
 export VENV FLAVOUR PYTHON PIP_OPTIONS TORCH_INDEX

@@ -55,7 +55,7 @@ step() {
     "$@" >>"$log" 2>&1 &
     pid=$!
     while kill -0 "$pid" 2>/dev/null; do
-        sleep 1
+        sleep 0.2
         if ((SECONDS - told >= 15)); then
             told=$SECONDS
             doing=$(grep -oE '(Collecting|Processing|Downloading|Building) [^ ]+|(Installing collected|Compiling) packages' "$log" |

@@ -1,10 +1,13 @@
-"""In which order files of tests run, and which of them share a worker where several workers run."""
+"""In which order files of tests run, which of them share a worker where several run, and what all workers do."""
 
 import os
 from collections.abc import Iterable
 
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+from tests.forks import fork_at, where_to_fork
 
 SERVERS = "servers of tests/e2e/conftest.py"
 SHARED = {
@@ -103,3 +106,12 @@ class Units(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Units:
     config.option.loadscopereorder = False  # xdist would begin with what has the most tests
     return Units(config, log)
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    """One process imports vLLM for the forks of all workers."""
+    node.workerinput["forks"] = where_to_fork()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    fork_at(getattr(config, "workerinput", {}).get("forks"))

@@ -19,23 +19,40 @@ from vllm_specext.measure.forks import Fork as _Fork
 ROOT = Path(__file__).parents[1]
 COMMAND = f"{run_program.__module__}:{run_program.__name__}"
 _server: Any = forkserver._forkserver
+_server.set_forkserver_preload(["tests.preloaded"])
 
 
 class Fork(_Fork):
     """Its own forks are forked from the same process as it is. Else that would have to import vLLM once more."""
 
     def __init__(self, function: str, arguments: Sequence[Any], **options: Any) -> None:
-        if not on_gpu():
-            start_forking()
-        given = [getattr(_server, "_forkserver_authkey", None), _server._forkserver_address, function, *arguments]
-        super().__init__(f"{__name__}:{_run_beside.__name__}", given, **options)
+        super().__init__(f"{__name__}:{_run_beside.__name__}", [where_to_fork(), function, *arguments], **options)
 
 
-def _run_beside(key: bytes | None, address: str | None, function: str, *arguments: Any) -> None:
-    if address is not None:
-        _server._forkserver_authkey = key  # which Python has from 3.14 on
-        _server._forkserver_address = address
-        _server.ensure_running = forkserver.ensure_running = lambda: None
+Place = tuple[bytes | None, str] | None
+"""Key and address of the process that forks. Python has such keys from 3.14 on."""
+
+
+def where_to_fork() -> Place:
+    """The process that forks for this one, which is started if there is none yet. None beside a GPU."""
+    if on_gpu():
+        return None
+    start_forking()
+    return getattr(_server, "_forkserver_authkey", None), _server._forkserver_address
+
+
+def fork_at(place: Place) -> None:
+    """Start no process that forks, but let that at ``place`` do it, for as long as it is there."""
+    if place is None:
+        return
+    _server._forkserver_authkey, _server._forkserver_address = place
+    _server.ensure_running = forkserver.ensure_running = lambda: None
+    if _server._forkserver_alive_fd is None:  # each fork takes one along, to hold what it hears of who started it
+        _server._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)
+
+
+def _run_beside(place: Place, function: str, *arguments: Any) -> None:
+    fork_at(place)
     pkgutil.resolve_name(function)(*arguments)
 
 

@@ -15,9 +15,9 @@ from scripts.record_vllm import DATA
 from vllm_specext.cli import app
 from vllm_specext.cli.against import compare_sources
 from vllm_specext.engine.changes.against.comparison import Adapter, broken, changed_inside, our_adapter
-from vllm_specext.engine.changes.against.facts import Facts
+from vllm_specext.engine.changes.against.facts import Facts, installed_facts
 from vllm_specext.engine.changes.against.recorded import Recorded, recorded
-from vllm_specext.engine.changes.against.tree import installed_tree, open_tree
+from vllm_specext.engine.changes.against.tree import open_tree
 from vllm_specext.engine.changes.guard import ON_A_CPU, SUPPORTED, installed_vllm
 from vllm_specext.errors import ConfigurationError
 
@@ -56,9 +56,9 @@ def adapter() -> Adapter:
 
 @pytest.fixture(scope="module")
 def installed() -> Facts:
-    tree = installed_tree()
-    assert tree is not None
-    return Facts(tree)
+    facts = installed_facts()
+    assert facts is not None
+    return facts
 
 
 @pytest.fixture(scope="module")

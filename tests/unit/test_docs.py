@@ -24,7 +24,7 @@ from tests.unit.docs_pages import PAGES, ROOT, Block, anchors, blocks, prose
 from vllm_specext.cli import app
 from vllm_specext.measure.arguments import ENVIRONMENT
 from vllm_specext.measure.forks import Fork, find_all_imported, fork_command
-from vllm_specext.measure.server import free_port
+from vllm_specext.measure.server import LOOK_SECONDS, free_port
 from vllm_specext.options.check import parse
 from vllm_specext.registry import METHODS
 
@@ -183,7 +183,7 @@ def wait_until_healthy(server: Fork, address: str, log: Path) -> None:
             with urllib.request.urlopen(address, timeout=5):
                 return
         except (urllib.error.URLError, OSError):
-            time.sleep(1)
+            time.sleep(LOOK_SECONDS)
     raise TimeoutError(log.read_text(errors="replace")[-2000:])
 
 

@@ -16,8 +16,8 @@ from vllm_specext.engine.changes.against.comparison import (
     changed_inside,
     our_adapter,
 )
-from vllm_specext.engine.changes.against.facts import Facts
-from vllm_specext.engine.changes.against.tree import installed_tree, open_tree
+from vllm_specext.engine.changes.against.facts import Facts, installed_facts
+from vllm_specext.engine.changes.against.tree import open_tree
 from vllm_specext.engine.changes.guard import is_supported
 
 
@@ -37,8 +37,7 @@ class AgainstReport:
 
 def compare(path: Path) -> AgainstReport:
     """Read the vLLM in ``path`` and hold our source against it."""
-    other, tree = Facts(open_tree(path)), installed_tree()
-    return compare_sources(our_adapter(), other, None if tree is None else Facts(tree))
+    return compare_sources(our_adapter(), Facts(open_tree(path)), installed_facts())
 
 
 def compare_sources(adapter: Adapter, other: Source, installed: Source | None) -> AgainstReport:

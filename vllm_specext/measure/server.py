@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
 HOST = "127.0.0.1"
+LOOK_SECONDS = 0.2
+"""Between looks whether a server is ready."""
 PROGRAM = (sys.executable, "-m", "vllm_specext")
 START_TIMEOUT = 900.0
 """Seconds until a server that still loads is given up; one takes 20 to 60, four together on two cores 60 to 120."""
@@ -71,12 +73,12 @@ class Server:
         self._launched = 0.0
 
     def start(self, tell: Callable[[str], None] = lambda _: None) -> "Server":
-        """Return when the server answers; ``tell`` hears every second how long that takes."""
+        """Return when the server answers; until then ``tell`` hears how long that takes."""
         try:
             self.launch()
             while not self.ready():
                 tell(f"{self.age:.0f} s")
-                time.sleep(1)
+                time.sleep(LOOK_SECONDS)
         except BaseException:
             self.stop()
             raise
@@ -162,7 +164,7 @@ def speculation(server: Server) -> Speculation:
 
 
 def start_together(servers: Mapping[str, Server], tell: Callable[[str], None]) -> None:
-    """Return when all ``servers`` answer; ``tell`` hears every second which do not yet.
+    """Return when all ``servers`` answer; until then ``tell`` hears which do not yet.
 
     On a CPU they load at the same time. On a GPU one after another: what one compiles, the next finds on the disk.
     """
@@ -174,7 +176,7 @@ def start_together(servers: Mapping[str, Server], tell: Callable[[str], None]) -
             if servers[name].process is None:
                 servers[name].launch()
         tell(f"{time.monotonic() - begun:.0f} s, waiting for {', '.join(waiting)}")
-        time.sleep(1)
+        time.sleep(LOOK_SECONDS)
         for name in waiting[:at_once]:
             try:
                 if servers[name].ready():

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 from vllm_specext.engine.changes.against.attributes import attribute_uses
 from vllm_specext.engine.changes.against.facts import Fact
 from vllm_specext.engine.changes.against.kernels import Body, bodies, refused_kernels
-from vllm_specext.engine.changes.against.tree import PACKAGE, Tree, tree_of
+from vllm_specext.engine.changes.against.tree import PACKAGE, tree_of
 from vllm_specext.engine.changes.against.uses import Inheritance, Use, inheritances, uses
 from vllm_specext.engine.changes.catalogue import PACKAGE as OURS
 from vllm_specext.engine.changes.catalogue import catalogue
@@ -65,9 +66,10 @@ class Adapter:
         return paths
 
 
-def our_adapter(ours: Tree | None = None) -> Adapter:
+@cache
+def our_adapter() -> Adapter:
     """What this package relies on, read from its source."""
-    ours = tree_of(OURS, OURS.name) if ours is None else ours
+    ours = tree_of(OURS, OURS.name)
     return Adapter(
         signatures(),
         catalogue(),

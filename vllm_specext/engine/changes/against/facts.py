@@ -8,10 +8,11 @@ from __future__ import annotations
 import ast
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 
 from vllm_specext.engine.changes.against.definitions import Definition, Definitions
 from vllm_specext.engine.changes.against.syntax import FUNCTIONS, dotted_name, statements
-from vllm_specext.engine.changes.against.tree import Tree
+from vllm_specext.engine.changes.against.tree import Tree, installed_tree
 
 WITHOUT_SELF = ("classmethod",)
 FIELDS = ("dataclass", "config")
@@ -120,6 +121,13 @@ class Facts:
             if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and _is_field(each):
                 fields[each.target.id] = Parameter(each.target.id, required=each.value is None)
         return tuple(fields.values())
+
+
+@cache
+def installed_facts() -> Facts | None:
+    """Of the vLLM that this Python would import, ``None`` where there is none."""
+    tree = installed_tree()
+    return None if tree is None else Facts(tree)
 
 
 def decorator_names(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> list[str]:
