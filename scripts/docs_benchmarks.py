@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.ablation import report, runs
 from benchmarks.ablation.rows import ROWS
+from benchmarks.soak.verdict import compared
 from benchmarks.soak.verdict import rows as figures_of_soak
 from scripts.markdown import code, table
 from vllm_specext.bench.configurations import PLAIN
@@ -353,12 +354,11 @@ def soaks() -> str:
     rows = []
     for path in sorted((RESULTS / "soak").glob("*.json")):
         told = read(f"soak/{path.name}")
-        answered = told["requests"]["answered whole"] + told["requests"]["answered as a stream"]
         memory, speed = (
             ", ".join(f"{figure:.0f}" for figure in told.get(key, ()))
             for key in ("memory_by_quarter", "tokens_per_second_by_quarter")
         )
-        figures = f"{told['minutes']:g}", answered, len(told["differing"]), told["preemptions"], memory, speed
+        figures = f"{told['minutes']:g}", compared(told), len(told["differing"]), told["preemptions"], memory, speed
         rows.append((code(told["method"]), *figures))
     return table(header, rows)
 

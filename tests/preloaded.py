@@ -1,9 +1,4 @@
-"""What forks of the tests find imported: what all others do, more that an engine imports when it starts, and no process
-that waits for another by spinning.
-
-vLLM's processes look for a second whether there is something to do before they sleep. Here this would take the cores of
-what runs beside them.
-"""
+"""What forks of the tests find imported: what all others do, and more that an engine imports when it starts."""
 
 from contextlib import suppress
 from importlib import import_module
@@ -17,7 +12,3 @@ with suppress(Exception):
         "vllm.v1.core.sched.scheduler",
     ):
         import_module(name)
-
-    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
-
-    SpinCondition.__init__.__defaults__ = (0.0,)

@@ -3,10 +3,10 @@ is too small, and at the end with one of its processes killed.
 
     python -m benchmarks.soak --minutes 60 --output benchmarks/results/cpu/soak --method griffin-tree
 
-Every finished answer must have the token ids of plain decoding, which a server without drafts has given before. Wrong
-messages must be refused with the right status, nothing may be left running, memory must not grow, and no client may
-wait for an answer that will never come. Writes ``METHOD.json`` and ``METHOD.png``; ends with status 1 and says why if
-anything of this fails.
+Every finished answer must have the token ids of plain decoding, which a server without drafts has given before; where
+drafts are drawn at random (SLRS), every greedy one. Wrong messages must be refused with the right status, nothing may
+be left running, memory must not grow, and no client may wait for an answer that will never come. Writes ``METHOD.json``
+and ``METHOD.png``; ends with status 1 and says why if anything of this fails.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.soak import death, verdict
 from benchmarks.soak.clients import Load, Outcome, answers
 from benchmarks.soak.plot import plot
 from benchmarks.soak.watch import Watch, memory_by_quarter, speed_by_quarter
-from benchmarks.soak.workload import Request, requests
+from benchmarks.soak.workload import Request, Workload, workload
 from vllm_specext.measure.bundled import CONFIGURATIONS
 from vllm_specext.measure.server import Server, speculation
 
@@ -96,10 +96,11 @@ async def alone(server: Server, load: Load) -> list[dict[str, Any]]:
     return told
 
 
-def kill_one(server: Server, name: str, asked: Sequence[Request], known: Sequence[list[int]]) -> dict[str, Any]:
+def kill_one(server: Server, name: str, asked: Workload, known: Sequence[list[int]]) -> dict[str, Any]:
     """Kill a process while the requests that take longest are under way."""
-    longest = sorted(range(len(asked)), key=lambda index: -len(known[index]))[:STREAMS]
-    return asyncio.run(death.kill(server, name, [asked[i] for i in longest], [known[i] for i in longest]))
+    compared = (index for index, is_compared in enumerate(asked.compared) if is_compared)
+    longest = sorted(compared, key=lambda index: -len(known[index]))[:STREAMS]
+    return asyncio.run(death.kill(server, name, [asked.requests[i] for i in longest], [known[i] for i in longest]))
 
 
 def figures(outcome: Outcome, watch: Watch) -> dict[str, Any]:
@@ -109,6 +110,7 @@ def figures(outcome: Outcome, watch: Watch) -> dict[str, Any]:
         "requests": dict(outcome.counts),
         "refused": dict(outcome.refused),
         "compared_tokens": outcome.tokens,
+        "uncompared": outcome.uncompared,
         "differing": outcome.differing,
         "unexpected": outcome.unexpected,
         "preemptions": afterwards.preemptions,
@@ -124,9 +126,9 @@ def figures(outcome: Outcome, watch: Watch) -> dict[str, Any]:
 
 def run(method: str, minutes: float, folder: Path, console: Console) -> dict[str, Any]:
     speculative = METHODS[method]
-    asked = requests(min(MOST_REQUESTS, 24 + int(8 * minutes)))
+    asked = workload(method, min(MOST_REQUESTS, 24 + int(8 * minutes)))
     with bar(console) as progress:
-        known = plain_answers(folder, asked, progress)
+        known = plain_answers(folder, asked.requests, progress)
         deaths = []
         with drafting_server(folder / "drafts.log", speculative) as server:
             load = Load(server.url, asked, known)

@@ -1,7 +1,7 @@
 """Clients of a server that behave well and badly, and what became of what they sent.
 
-Every finished answer is compared with the known one, and what came of an aborted stream with its beginning. A
-difference or an answer of the wrong status is noted, never raised: the load goes on.
+Every finished answer is compared with the known one, and what came of an aborted stream with its beginning, if
+``Workload.compared`` says so. A difference or an answer of the wrong status is noted, never raised: the load goes on.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from benchmarks.soak.workload import FAULTS, Fault, Request
+from benchmarks.soak.workload import Fault, Request, Workload
 
 PATH = "/v1/completions"
 TIMEOUT = 300.0
@@ -34,6 +34,8 @@ class Outcome:
     unexpected: list[str] = field(default_factory=list)
     tokens: int = 0
     """Compared with plain decoding."""
+    uncompared: int = 0
+    """Finished answers that were not."""
 
 
 def connect(url: str) -> httpx.AsyncClient:
@@ -81,11 +83,13 @@ async def answers(url: str, requests: Sequence[Request], at_once: int, tell: Cal
 
 
 class Load:
-    """Keeps ``clients`` clients busy with ``requests``, whose ``known`` answers they compare with theirs."""
+    """Keeps ``clients`` clients busy with requests, whose ``known`` answers they compare with theirs."""
 
-    def __init__(self, url: str, requests: Sequence[Request], known: Sequence[list[int]]) -> None:
+    def __init__(self, url: str, workload: Workload, known: Sequence[list[int]]) -> None:
         self.url = url
-        self.requests = requests
+        self.requests = workload.requests
+        self.compared = workload.compared
+        self.faults = workload.faults
         self.known = known
         self.outcome = Outcome()
         self._behaviours = {
@@ -117,21 +121,26 @@ class Load:
     def _choose(self, chooser: random.Random) -> int:
         return chooser.randrange(len(self.requests))
 
+    def _finish(self, index: int, tokens: list[int], how: str) -> None:
+        self.outcome.counts[how] += 1
+        self.outcome.uncompared += not self.compared[index]
+        self._compare(index, tokens, self.known[index])
+
     def _compare(self, index: int, tokens: list[int], wanted: list[int]) -> None:
+        if not self.compared[index]:
+            return
         self.outcome.tokens += len(tokens)
         if tokens != wanted:
             self.outcome.differing.append(index)
 
     async def _ask_whole(self, client: httpx.AsyncClient, chooser: random.Random) -> None:
         index = self._choose(chooser)
-        self._compare(index, await whole(client, self.requests[index]), self.known[index])
-        self.outcome.counts["answered whole"] += 1
+        self._finish(index, await whole(client, self.requests[index]), "answered whole")
 
     async def _ask_stream(self, client: httpx.AsyncClient, chooser: random.Random) -> None:
         index = self._choose(chooser)
         tokens = [token async for piece in pieces(client, self.requests[index]) for token in piece]
-        self._compare(index, tokens, self.known[index])
-        self.outcome.counts["answered as a stream"] += 1
+        self._finish(index, tokens, "answered as a stream")
 
     async def _abort_stream(self, client: httpx.AsyncClient, chooser: random.Random) -> None:
         """Go away in the middle of an answer."""
@@ -155,8 +164,7 @@ class Load:
         except TimeoutError:
             self.outcome.counts["disconnected while waiting"] += 1
         else:
-            self._compare(index, tokens, self.known[index])
-            self.outcome.counts["answered whole"] += 1
+            self._finish(index, tokens, "answered whole")
 
     async def _disconnect_within_the_message(self, client: httpx.AsyncClient, chooser: random.Random) -> None:
         """Promise a body, send a part of it and close the socket."""
@@ -172,7 +180,7 @@ class Load:
         self.outcome.counts["disconnected within the message"] += 1
 
     async def _send_fault(self, client: httpx.AsyncClient, chooser: random.Random) -> None:
-        fault = chooser.choice(FAULTS)
+        fault = chooser.choice(self.faults)
         response = await send(client, fault)
         if response.status_code != fault.status:
             self.outcome.unexpected.append(

@@ -5,6 +5,7 @@ plain decoding gives one answer to it. Lengths, parameters and whether it may be
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,13 @@ KINDS: tuple[Request, ...] = (
 )
 
 
-def requests(count: int) -> list[Request]:
+DRAWN = ("slrs",)
+"""Methods that draw their drafts at random: a seed then gives other tokens than in plain decoding."""
+NOT_WITH_DRAWN = ("min_p", "logit_bias")
+"""Sampling parameters that vLLM refuses where drafts are drawn."""
+
+
+def requests(count: int, kinds: Sequence[Request] = KINDS) -> list[Request]:
     """``count`` requests, the same every time; some of the prompts begin alike, for the prefix cache."""
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     prompts = [prompt["text"] for prompt in bundled_prompts()]
@@ -45,7 +52,7 @@ def requests(count: int) -> list[Request]:
     chooser = random.Random(0)
     made = []
     for index in range(count):
-        kind = KINDS[index % len(KINDS)]
+        kind = kinds[index % len(kinds)]
         first = 0 if index % 5 == 0 else chooser.randrange(len(text) - max(PROMPT_TOKENS))
         prompt = text[first : first + chooser.choice(PROMPT_TOKENS)]
         ends = kind.keys() & {"stop", "stop_token_ids", "structured_outputs"}
@@ -81,3 +88,20 @@ FAULTS: tuple[Fault, ...] = (
     _faulty("invalid grammar", structured_outputs={"regex": "[a-z"}),
     _faulty("unknown model", 404, model="unknown"),
 )
+
+
+@dataclass(frozen=True)
+class Workload:
+    requests: list[Request]
+    compared: list[bool]
+    """Of which of them the tokens have to be those of plain decoding."""
+    faults: tuple[Fault, ...]
+
+
+def workload(method: str, count: int) -> Workload:
+    """``count`` different requests to a server that drafts with ``method``, and the messages that it has to refuse."""
+    drawn = method in DRAWN
+    refused = [kind for kind in KINDS if drawn and any(name in kind for name in NOT_WITH_DRAWN)]
+    faults = [_faulty(f"{', '.join(kind)} with drawn drafts", **kind) for kind in refused]
+    asked = requests(count, [kind for kind in KINDS if kind not in refused])
+    return Workload(asked, [not drawn or request["temperature"] == 0 for request in asked], (*FAULTS, *faults))

@@ -11,7 +11,7 @@ from benchmarks.soak.clients import Load, pieces
 from benchmarks.soak.clients import connect as connect_to
 from benchmarks.soak.verdict import problems, rows
 from benchmarks.soak.watch import Sample, memory_by_quarter, speed_by_quarter
-from benchmarks.soak.workload import FAULTS, KINDS, requests
+from benchmarks.soak.workload import FAULTS, KINDS, requests, workload
 
 DEATH: dict[str, Any] = {
     "killed": "Worker",
@@ -49,6 +49,7 @@ SOUND: dict[str, Any] = {
 def test_nothing_is_wrong_with_sound_figures() -> None:
     assert problems(SOUND) == []
     assert ("answers compared with plain decoding", "9") in rows(SOUND)
+    assert ("answers compared with plain decoding", "5") in rows(SOUND | {"uncompared": 4})
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def url() -> Iterator[str]:
 def test_the_load_notices_other_tokens_and_faults_that_are_answered(
     url: str, known: list[int], different: bool
 ) -> None:
-    load = Load(url, requests(2), [known, known])
+    load = Load(url, workload("griffin-tree", 2), [known, known])
     asyncio.run(load.run(4, 1.5))
     outcome = load.outcome
     assert outcome.counts["answered whole"] > 3
@@ -140,6 +141,27 @@ def test_the_load_notices_other_tokens_and_faults_that_are_answered(
     assert outcome.unexpected
     assert all("status 200 instead of" in sentence for sentence in outcome.unexpected)
     assert {sentence.partition(":")[0] for sentence in outcome.unexpected} <= {fault.name for fault in FAULTS}
+
+
+@pytest.mark.parametrize(("method", "different"), [("slrs", False), ("slem", True)])
+def test_where_drafts_are_drawn_only_greedy_answers_are_compared(url: str, method: str, different: bool) -> None:
+    asked = workload(method, 2)
+    assert [request["temperature"] for request in asked.requests] == [0, 1]
+    load = Load(url, asked, [[5, 6, 7], [5, 6, 8]])
+    asyncio.run(load.run(4, 1.5))
+    assert bool(load.outcome.differing) == different
+    assert bool(load.outcome.uncompared) != different
+    assert load.outcome.tokens > 0
+
+
+def test_drawn_drafts_are_asked_for_nothing_that_vllm_refuses_with_them() -> None:
+    made, drawn = workload("griffin-tree", 24), workload("slrs", 24)
+    assert made.requests == requests(24)
+    assert all(made.compared)
+    assert made.faults == FAULTS
+    assert not any({"min_p", "logit_bias"} & request.keys() for request in drawn.requests)
+    names = [fault.name for fault in drawn.faults[len(FAULTS) :]]
+    assert names == ["temperature, min_p with drawn drafts", "temperature, logit_bias with drawn drafts"]
 
 
 def test_a_stream_gives_its_tokens_piece_by_piece(url: str) -> None:
