@@ -68,7 +68,10 @@ FIGURES: dict[str, Draw] = {
     "cpu/ablation/ablation": of_ablation,
     "cpu/foreign": partial(of_benchmark, "cpu/foreign.json", foreign.plot),
     "cpu/step_profile": partial(of_benchmark, "cpu/step_profile.json", step_profile.plot),
-    "cpu/soak/griffin-tree": partial(of_benchmark, "cpu/soak/griffin-tree.json", soak.plot),
+    **{
+        f"cpu/soak/{path.stem}": partial(of_benchmark, f"cpu/soak/{path.name}", soak.plot)
+        for path in sorted((RESULTS / "cpu" / "soak").glob("*.json"))
+    },
     "simulated/drafts": of_simulation,
 }
 """By the figure's place under ``benchmarks/results``, without a suffix."""
