@@ -28,6 +28,7 @@ from benchmarks.soak.clients import Load, Outcome, answers
 from benchmarks.soak.plot import plot
 from benchmarks.soak.watch import Watch, memory_by_quarter, speed_by_quarter
 from benchmarks.soak.workload import Request, Workload, workload
+from vllm_specext.bench.configurations import Configuration
 from vllm_specext.measure.bundled import CONFIGURATIONS
 from vllm_specext.measure.server import Server, speculation
 
@@ -126,7 +127,8 @@ def figures(outcome: Outcome, watch: Watch) -> dict[str, Any]:
 
 def run(method: str, minutes: float, folder: Path, console: Console) -> dict[str, Any]:
     speculative = METHODS[method]
-    asked = workload(method, min(MOST_REQUESTS, 24 + int(8 * minutes)))
+    drawn = not Configuration(method, speculative).keeps_samples
+    asked = workload(min(MOST_REQUESTS, 24 + int(8 * minutes)), drawn=drawn)
     with bar(console) as progress:
         known = plain_answers(folder, asked.requests, progress)
         deaths = []

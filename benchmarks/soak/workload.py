@@ -38,10 +38,8 @@ KINDS: tuple[Request, ...] = (
 )
 
 
-DRAWN = ("slrs",)
-"""Methods that draw their drafts at random: a seed then gives other tokens than in plain decoding."""
 NOT_WITH_DRAWN = ("min_p", "logit_bias")
-"""Sampling parameters that vLLM refuses where drafts are drawn."""
+"""Sampling parameters that vLLM refuses where drafts are drawn at random."""
 
 
 def requests(count: int, kinds: Sequence[Request] = KINDS) -> list[Request]:
@@ -98,9 +96,9 @@ class Workload:
     faults: tuple[Fault, ...]
 
 
-def workload(method: str, count: int) -> Workload:
-    """``count`` different requests to a server that drafts with ``method``, and the messages that it has to refuse."""
-    drawn = method in DRAWN
+def workload(count: int, *, drawn: bool) -> Workload:
+    """``count`` different requests, and the messages that a server has to refuse. Where drafts are ``drawn`` at random,
+    a seed gives other tokens than in plain decoding."""
     refused = [kind for kind in KINDS if drawn and any(name in kind for name in NOT_WITH_DRAWN)]
     faults = [_faulty(f"{', '.join(kind)} with drawn drafts", **kind) for kind in refused]
     asked = requests(count, [kind for kind in KINDS if kind not in refused])

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.soak.__main__ import METHODS
 from benchmarks.soak.clients import Load, pieces
 from benchmarks.soak.clients import connect as connect_to
 from benchmarks.soak.verdict import problems, rows
 from benchmarks.soak.watch import Sample, memory_by_quarter, speed_by_quarter
 from benchmarks.soak.workload import FAULTS, KINDS, requests, workload
+from vllm_specext.bench.configurations import Configuration
 
 DEATH: dict[str, Any] = {
     "killed": "Worker",
@@ -130,7 +132,7 @@ def url() -> Iterator[str]:
 def test_the_load_notices_other_tokens_and_faults_that_are_answered(
     url: str, known: list[int], different: bool
 ) -> None:
-    load = Load(url, workload("griffin-tree", 2), [known, known])
+    load = Load(url, workload(2, drawn=False), [known, known])
     asyncio.run(load.run(4, 1.5))
     outcome = load.outcome
     assert outcome.counts["answered whole"] > 3
@@ -143,19 +145,23 @@ def test_the_load_notices_other_tokens_and_faults_that_are_answered(
     assert {sentence.partition(":")[0] for sentence in outcome.unexpected} <= {fault.name for fault in FAULTS}
 
 
-@pytest.mark.parametrize(("method", "different"), [("slrs", False), ("slem", True)])
-def test_where_drafts_are_drawn_only_greedy_answers_are_compared(url: str, method: str, different: bool) -> None:
-    asked = workload(method, 2)
+@pytest.mark.parametrize("drawn", [True, False])
+def test_where_drafts_are_drawn_only_greedy_answers_are_compared(url: str, drawn: bool) -> None:
+    asked = workload(2, drawn=drawn)
     assert [request["temperature"] for request in asked.requests] == [0, 1]
     load = Load(url, asked, [[5, 6, 7], [5, 6, 8]])
     asyncio.run(load.run(4, 1.5))
-    assert bool(load.outcome.differing) == different
-    assert bool(load.outcome.uncompared) != different
+    assert bool(load.outcome.differing) != drawn
+    assert bool(load.outcome.uncompared) == drawn
     assert load.outcome.tokens > 0
 
 
+def test_of_all_methods_slrs_alone_draws_its_drafts() -> None:
+    assert [name for name, own in METHODS.items() if not Configuration(name, own).keeps_samples] == ["slrs"]
+
+
 def test_drawn_drafts_are_asked_for_nothing_that_vllm_refuses_with_them() -> None:
-    made, drawn = workload("griffin-tree", 24), workload("slrs", 24)
+    made, drawn = workload(24, drawn=False), workload(24, drawn=True)
     assert made.requests == requests(24)
     assert all(made.compared)
     assert made.faults == FAULTS
