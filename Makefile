@@ -12,7 +12,7 @@ TRAINING := build/train-demo
 export VENV FLAVOUR PYTHON PIP_OPTIONS TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all train-demo serve bench test test-all test-fast lint format docs clean
+.PHONY: help setup demo demo-all train-demo serve bench test test-all test-fast test-tritons lint format docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,6 +48,16 @@ test-all: setup ## Run the tests, with the further configurations that `test` le
 
 test-fast: setup ## Run the tests that take less than a minute each
 	@$(PYTEST) -m "not slow and not extended" $(PYTEST_ARGS)
+
+# Of torch 2.11, and of vLLM 0.32 on a GPU.
+TRITONS := 3.6.0 3.7.0
+test-tritons: setup ## Compile tree attention for every GPU with the Triton of other installations, too (~700 MB each)
+	@set -e; for version in $(TRITONS); do \
+	  test -d build/triton/$$version || $(BIN)/python -m pip install --quiet --no-deps $(PIP_OPTIONS) \
+	    --target build/triton/$$version triton==$$version; \
+	  echo "Triton $$version"; \
+	  PYTHONPATH=build/triton/$$version $(PYTEST) -m "" tests/kernels/test_attention_compilation.py $(PYTEST_ARGS); \
+	done
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -99,27 +99,26 @@ def tile_rows(
 ) -> Iterator[dict[str, Any]]:
     """Tiles outside, so that each is compiled once, and what was tried before a time limit holds for all shapes."""
     from vllm_specext.kernels.tree_attention import kernel
+    from vllm_specext.kernels.tree_attention.tiles import Launch, Processors, Tile, launch_for
 
     problems = [Problem(shape) for shape in shapes]
     options: dict[str, Any] = {"soft_cap": 0.0, "sliding_window": 0}
 
-    def timed(problem: Problem, tile: kernel.Tile, runs: int, how: str) -> dict[str, Any]:
+    def timed(problem: Problem, launch: Launch, how: str) -> dict[str, Any]:
         tensors = problem.query, problem.keys, problem.values, problem.rows, problem.out
-        options.update(scale=problem.scale, tile=tile, runs=runs)
-        # The requests are of one length and share the runs equally.
-        splits = max(1, runs // problem.shape.requests)
-        row = {**_sizes(problem.shape), "tile": how, **tile._asdict(), "splits": splits}
+        options.update(scale=problem.scale, launch=launch)
+        row = {**_sizes(problem.shape), "tile": how, **launch.tile._asdict(), "runs": launch.runs}
         try:
             timing: Timing = measure(lambda: kernel.tree_attention(*tensors, **options))
         except Exception as error:  # most often more shared memory or registers than there are
             return row | {"skipped": f"{type(error).__name__}: {str(error)[:120]}"}
         return row | timing.row() | ceilings.ceilings().shares(work(problem.shape), timing.us)
 
+    processors = Processors.of(torch.device(DEVICE))
     for problem in problems:
-        shapes_of = problem.query, problem.keys, problem.rows
-        tile = kernel.tile_for(*shapes_of)
-        yield timed(problem, tile, kernel.num_runs(*shapes_of, tile), "as chosen")
-    for sizes in tiles:
+        yield timed(problem, launch_for(problem.query, problem.keys, problem.rows, processors), "as chosen")
+    for tile in (Tile(*sizes) for sizes in tiles):
         for problem, count in product(problems, splits):
+            # The requests are of one length, so that each is cut into so many runs if no fewer are better.
             runs = count * problem.shape.requests if count > 1 else 1
-            yield timed(problem, kernel.Tile(*sizes), runs, "tried")
+            yield timed(problem, Launch(tile, runs, processors.room(tile.warps)), "tried")

@@ -21,7 +21,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "compaction": ("what", "implementation", "requests", "us", "eager_us", "how"),
     "small_kernels": ("what", "implementation", "requests", "us", "eager_us", "how"),
     "attention_tiles": (
-        *("requests", "context", "nodes", "tile", "block_m", "block_n", "warps", "stages", "splits", "us"),
+        *("requests", "context", "nodes", "tile", "block_m", "block_n", "warps", "stages", "runs", "us"),
         "floor_share",
     ),
     "tgf_tiles": ("rows", "tile", "block_m", "block_n", "depth_bytes", "stages", "warps", "us", "floor_share"),

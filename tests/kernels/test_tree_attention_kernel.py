@@ -14,8 +14,12 @@ from test_tree_attention import SCALE, Case, make
 
 pytest.importorskip("triton")
 
-from vllm_specext.kernels.tree_attention import TreeRows, kernel
-from vllm_specext.kernels.tree_attention.kernel import Tile
+from vllm_specext.kernels.tree_attention import TreeRows, kernel, tiles
+from vllm_specext.kernels.tree_attention.tiles import KIB, Launch, Processors, Tile
+
+A100 = Processors(108, 164 * KIB, 163 * KIB, queries_in_memory=False)
+RTX_4090 = Processors(128, 100 * KIB, 99 * KIB, queries_in_memory=False)
+H100 = Processors(132, 228 * KIB, 227 * KIB, queries_in_memory=True)
 
 
 def rows_of(requests: int, query_len: int, max_seq_len: int) -> TreeRows:
@@ -25,19 +29,36 @@ def rows_of(requests: int, query_len: int, max_seq_len: int) -> TreeRows:
 
 
 @pytest.mark.parametrize(
-    ("requests", "max_seq_len", "runs"), [(1, 32768, 8), (4, 32768, 8), (1, 1024, 4), (1, 500, 1), (64, 131072, 8)]
+    ("requests", "max_seq_len", "runs"),
+    [(1, 32768, 24), (4, 32768, 24), (1, 1024, 4), (1, 500, 1), (16, 32768, 24), (17, 32768, 8), (64, 131072, 8)],
 )
-def test_runs_fill_the_gpu_but_stay_long(
-    requests: int, max_seq_len: int, runs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_may_fill_the_gpu_a_few_times_where_requests_are_few(requests: int, max_seq_len: int, runs: int) -> None:
     """Llama-3-8B's 8 heads of keys and trees of 60 nodes, two row tiles each, on 132 multiprocessors."""
-    processors = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
     query, keys = torch.empty(1, 32, 128, dtype=torch.bfloat16), torch.empty(1, 8, 16, 128)
     rows = rows_of(requests, 61, max_seq_len)
-    tile = kernel.tile_for(query, keys, rows)
-    assert tile == Tile(block_m=128, block_n=64, warps=8, stages=2)
-    assert kernel.num_runs(query, keys, rows, tile) == runs
+    assert tiles.launch_for(query, keys, rows, H100) == Launch(Tile(128, 64, warps=8, stages=3), runs, at_once=132)
+
+
+@pytest.mark.parametrize(
+    ("packed", "head_size", "stages"),
+    [
+        (240, 128, {"A100": 3, "RTX 4090": 3, "H100": 3}),
+        # Two programs of 88 KiB side by side are more than an A100's processor has. None has room for two on an RTX.
+        (64, 128, {"A100": 2, "RTX 4090": 3, "H100": 3}),
+        (28, 128, {"A100": 3, "RTX 4090": 2, "H100": 3}),
+        (240, 256, {"A100": 3, "RTX 4090": 2, "H100": 3}),
+    ],
+)
+def test_a_third_stage_displaces_no_other_program(packed: int, head_size: int, stages: dict[str, int]) -> None:
+    gpus = {"A100": A100, "RTX 4090": RTX_4090, "H100": H100}
+    assert {name: tiles.tile_for(packed, head_size, 2, gpu).stages for name, gpu in gpus.items()} == stages
+
+
+def test_torch_says_what_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    h100 = {"multi_processor_count": 132, "major": 9, "shared_memory_per_block": 48 * KIB}
+    memory = {"shared_memory_per_multiprocessor": 228 * KIB, "shared_memory_per_block_optin": 227 * KIB}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**h100, **memory))
+    assert Processors.of(torch.device("cuda", 99)) == H100
 
 
 @pytest.fixture
@@ -49,9 +70,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def launch(case: Case, runs: int, out: torch.Tensor, tile: Tile | None = None) -> None:
     options: dict[str, Any] = {"scale": SCALE, "soft_cap": 0.0, "sliding_window": 0}
-    tile = tile or kernel.tile_for(case.query, case.keys, case.rows)
+    chosen = tiles.launch_for(case.query, case.keys, case.rows, Processors.of(case.query.device))
     tensors = case.query, case.keys, case.values, case.rows, out
-    kernel.tree_attention(*tensors, **options, **case.scales, tile=tile, runs=runs)
+    kernel.tree_attention(*tensors, **options, **case.scales, launch=Launch(tile or chosen.tile, runs, chosen.at_once))
 
 
 @pytest.mark.gpu

@@ -105,18 +105,24 @@ def test_a_wrong_result_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None
 def test_tiles_are_tried_beside_the_kernels_own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from vllm_specext.kernels.tree_attention import kernel
+    from vllm_specext.kernels.tree_attention.tiles import KIB, Processors
 
     launched = []
-    monkeypatch.setattr(kernel, "num_runs", lambda *args: 9)
-    monkeypatch.setattr(kernel, "tree_attention", lambda *args, **options: launched.append(options))
+    gpu = Processors(132, 228 * KIB, 227 * KIB, queries_in_memory=True)
+    monkeypatch.setattr(Processors, "of", lambda device: gpu)
+    monkeypatch.setattr(kernel, "tree_attention", lambda *args, **options: launched.append(options["launch"]))
     rows = list(attention.tile_rows([SMALL], [(64, 32, 4, 3)], [1, 4]))
     assert SMALL.requests == 2
-    assert [(row["tile"], row["block_n"], row["splits"]) for row in rows] == [
-        ("as chosen", 64, 4),
+    assert [(row["tile"], row["block_n"], row["runs"]) for row in rows] == [
+        ("as chosen", 64, 1),  # of 50 slots
         ("tried", 32, 1),
-        ("tried", 32, 4),
+        ("tried", 32, 8),
     ]
-    assert {(options["tile"].block_n, options["runs"]) for options in launched} == {(64, 9), (32, 1), (32, 8)}
+    assert {(launch.tile.block_n, launch.runs, launch.at_once) for launch in launched} == {
+        (64, 1, 264),
+        (32, 1, 264),
+        (32, 8, 264),
+    }
     assert not any("skipped" in row for row in rows)
 
 

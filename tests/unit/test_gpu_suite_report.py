@@ -17,7 +17,7 @@ def made_up() -> dict[str, list[dict[str, Any]]]:
     timed = {"us": 12.5, "low_us": 12.0, "high_us": 13.0, "how": "graph"}
     shares = {"bandwidth_share": 0.71, "floor_us": 8.9, "floor_share": 0.71}
     shapes = [{"requests": requests, "context": 8192, "nodes": 60} for requests in (1, 8)]
-    tile = {"tile": "tried", "block_m": 64, "block_n": 64, "warps": 4, "stages": 3, "splits": 4}
+    tile = {"tile": "tried", "block_m": 64, "block_n": 64, "warps": 4, "stages": 3, "runs": 4}
     step = {"gpu_busy_ms": 6.0, "gpu_idle_share": 0.2, "tokens_per_step": 3.0, "tokens_per_second": 300.0}
     return {
         "bandwidth": [{"what": "copy", **timed, "terabytes_per_second": 3.0}],
@@ -32,7 +32,7 @@ def made_up() -> dict[str, list[dict[str, Any]]]:
         ],
         "compaction": [{"what": "compaction", "implementation": "ours", "requests": 1, **timed, "eager_us": 40.0}],
         "attention_tiles": [
-            {**shapes[0], "splits": 8, "tile": "as chosen", **timed, **shares},
+            {**shapes[0], "runs": 8, "tile": "as chosen", **timed, **shares},
             *({**shapes[0], **tile, **timed, **shares, "us": us} for us in (9.0, 20.0, 11.0, 10.0)),
         ],
         "engine:plain": [{"method": "plain", "requests": batch, "step_ms": 8.0, **step} for batch in (1, 4)],

@@ -64,9 +64,10 @@ def test_no_step_needs_a_variant_that_was_not_compiled(
 ) -> None:
     pytest.importorskip("triton")
     from vllm_specext.kernels.tree_attention import variant
+    from vllm_specext.kernels.tree_attention.tiles import KIB, Processors
 
-    processors = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
+    h100 = Processors(132, 228 * KIB, 227 * KIB, queries_in_memory=True)
+    monkeypatch.setattr(Processors, "of", lambda device: h100)
     trees = TreeStates(SHAPE, most, MAX_MODEL_LEN, torch.device("cpu"))
     drafted = most_drafted(config([[1, 4, 59], [5, 8, 31], [9, 64, 4], [65, 1000, 2]], most))
     layer, table = Layer(*heads), torch.zeros(most, 8, dtype=torch.int32)

@@ -1,5 +1,6 @@
 """The Triton kernel of tree attention through every test of tree attention, with the batch in several runs."""
 
+import random
 from functools import partial
 from typing import Any
 
@@ -11,13 +12,17 @@ from test_tree_attention import *  # noqa: F403
 from test_tree_attention import MIXED, Case, close, make
 
 from vllm_specext.kernels.tree_attention import kernel
+from vllm_specext.kernels.tree_attention.tiles import KIB, Launch, Processors, launch_for
+
+H100 = Processors(132, 228 * KIB, 227 * KIB, queries_in_memory=True)
+NODES = 60
 
 
 def attend(*tensors: Any, runs: int, **arguments: Any) -> None:
     query, key_cache, _, rows, _ = tensors
     defaults: dict[str, Any] = {"soft_cap": 0.0, "sliding_window": 0}
-    tile = kernel.tile_for(query, key_cache, rows)
-    kernel.tree_attention(*tensors, **(defaults | arguments), tile=tile, runs=runs)
+    tile = launch_for(query, key_cache, rows, H100).tile
+    kernel.tree_attention(*tensors, **(defaults | arguments), launch=Launch(tile, runs, at_once=8))
 
 
 @pytest.fixture(autouse=True, params=[5])
@@ -56,32 +61,68 @@ def test_requests_that_pad_a_batch_have_no_rows_and_wild_lengths() -> None:
 
 
 @triton.jit
-def _shares_kernel(start_ptr, prefix_ptr, out_ptr, requests, nodes, runs, WINDOW: tl.constexpr, MIN_RUN: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
-    counts = kernel._shares(start_ptr, prefix_ptr, requests, nodes, runs, WINDOW, MIN_RUN, 64, 64)
+def _shares_kernel(start_ptr, prefix_ptr, out_ptr, requests, nodes, runs, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    counts = kernel._shares(start_ptr, prefix_ptr, requests, nodes, runs, 132, 16, WINDOW, 256, 64, 64, 32)
     tl.store(out_ptr + tl.arange(0, 64), counts)
+
+
+def shares_of(prefixes: list[int | None], window: int = 0, runs: int = 24) -> list[int]:
+    """Into how many runs requests are cut, whose prefixes are given, on 132 processors with 16 programs in a run."""
+    starts = torch.tensor([0, *(0 if prefix is None else NODES for prefix in prefixes)], dtype=torch.int32)
+    lens = torch.tensor([1 << 20 if prefix is None else prefix for prefix in prefixes], dtype=torch.int32)
+    found = torch.full((64,), -1, dtype=torch.int32)
+    _shares_kernel[(1,)](starts.cumsum(0, dtype=torch.int32), lens, found, len(lens), NODES, runs, window)
+    assert not found[len(prefixes) :].any()
+    return found[: len(prefixes)].tolist()
 
 
 @pytest.mark.parametrize(
     ("prefixes", "window", "shares"),
     [
-        ([8000], 0, [8]),
-        ([8000, 8000, 8000], 0, [2, 2, 2]),  # of 8 programs at once, 9 runs would take two rounds
-        ([8000, 7500, 8500, 8100], 0, [2, 2, 2, 2]),
-        ([20000, 7000, 1000], 0, [5, 2, 1]),
+        ([8000], 0, [8]),  # 8 runs are 128 programs, 9 would take two rounds
+        ([1000, 1000], 0, [4, 4]),
+        ([20000, 7000, 1000], 0, [11, 4, 1]),  # two rounds of 16 runs; one round would be of 4012 slots a run
         ([1000] * 30, 0, [1] * 30),
-        ([100000, *[1000] * 30], 0, [7, *[1] * 30]),
-        ([100000, *[1000] * 30], 500, [1] * 31),
-        ([100000, None, 1000, 0, None], 0, [6, 0, 1, 1, 0]),
-        ([1100, 100], 0, [5, 1]),  # short runs do not pay
+        ([100000, *[1000] * 23], 500, [1] * 24),
+        ([None, 8000, 0, None], 0, [0, 7, 1, 0]),
+        ([1100, 100], 0, [5, 1]),  # shorter runs do not pay
+        ([100, None], 0, [1, 0]),
+        ([None, None], 0, [0, 0]),
     ],
 )
 def test_long_requests_get_more_runs_and_those_without_rows_none(
     prefixes: list[int | None], window: int, shares: list[int]
 ) -> None:
-    nodes = 60
-    starts = torch.tensor([0, *(0 if prefix is None else nodes for prefix in prefixes)], dtype=torch.int32)
-    lens = torch.tensor([1 << 20 if prefix is None else prefix for prefix in prefixes], dtype=torch.int32)
-    found = torch.full((64,), -1, dtype=torch.int32)
-    _shares_kernel[(1,)](starts.cumsum(0, dtype=torch.int32), lens, found, len(lens), nodes, 8, window, 256)
-    assert found.tolist() == shares + [0] * (64 - len(shares))
-    assert sum(shares) < len(shares) + 8
+    assert shares_of(prefixes, window) == shares
+
+
+@pytest.mark.parametrize(
+    ("requests", "busy"), [(1, 0.96), (3, 0.9), (5, 0.9), (6, 0.96), (10, 0.8), (12, 0.96), (16, 0.96)]
+)
+def test_requests_that_do_not_divide_the_gpu_are_cut_so_that_little_of_it_idles(requests: int, busy: float) -> None:
+    """One run for each would leave 25 to 64 % idle, but for 16."""
+    shares = shares_of([8000] * requests)
+    programs = 16 * sum(shares)
+    assert programs / (132 * -(-programs // 132)) > busy
+
+
+@pytest.mark.parametrize("runs", [2, 8, 24])
+def test_the_length_of_runs_is_among_the_best(runs: int) -> None:
+    """Beside the best of all lengths, by the time that is expected of each."""
+    chooser = random.Random(runs)
+    for _ in range(30):
+        lengths = [chooser.choice((300, 3000, 30000)) + chooser.randrange(300) for _ in range(chooser.randint(1, 20))]
+
+        def taken(parts: list[int], longest: int, requests: int = len(lengths)) -> int:
+            split = 256 if sum(parts) > requests else 0
+            return -(-sum(parts) * 16 // 132) * (longest + split)
+
+        def cut(longest: int, lengths: list[int] = lengths) -> list[int]:
+            return [-(-length // longest) for length in lengths]
+
+        allowed = [longest for longest in range(256, max(lengths) + 1) if sum(cut(longest)) <= runs]
+        best = min(taken(cut(longest), longest) for longest in [*allowed, max(lengths)])
+        shares = shares_of([length - NODES for length in lengths], runs=runs)
+        assert sum(shares) <= max(runs, len(lengths))
+        longest = max(-(-length // part) for length, part in zip(lengths, shares, strict=True))
+        assert taken(shares, longest) <= 1.15 * best

@@ -11,7 +11,7 @@ from typing import TypedDict
 from torch import Tensor
 
 from vllm_specext.kernels.pointers import HAS_TRITON
-from vllm_specext.kernels.tree_attention import naive, native
+from vllm_specext.kernels.tree_attention import naive, native, tiles
 from vllm_specext.kernels.tree_attention.naive import TreeRows
 
 __all__ = ["LayerArguments", "Scales", "TreeRows", "tree_attention", "variant"]
@@ -62,9 +62,8 @@ def tree_attention(
     if query.is_cuda and HAS_TRITON:
         from vllm_specext.kernels.tree_attention import kernel  # a CPU has no use for Triton, nor time to import it
 
-        tile = kernel.tile_for(query, key_cache, rows)
-        runs = kernel.num_runs(query, key_cache, rows, tile)
-        kernel.tree_attention(query, key_cache, value_cache, rows, out, **layer, **scales, tile=tile, runs=runs)
+        launch = tiles.launch_for(query, key_cache, rows, tiles.Processors.of(query.device))
+        kernel.tree_attention(query, key_cache, value_cache, rows, out, **layer, **scales, launch=launch)
     elif q_scale is k_scale is v_scale is None and native.takes(query, key_cache, value_cache, rows, out):
         native.tree_attention(query, key_cache, value_cache, rows, out, **layer)
     else:
@@ -73,6 +72,4 @@ def tree_attention(
 
 def variant(query: Tensor, key_cache: Tensor, rows: TreeRows) -> Hashable:
     """Name what Triton compiles for ``rows``: calls with the same layer and equal variants share a binary."""
-    from vllm_specext.kernels.tree_attention import kernel
-
-    return kernel.variant(query, key_cache, rows)
+    return tiles.variant(query, key_cache, rows, tiles.Processors.of(query.device))

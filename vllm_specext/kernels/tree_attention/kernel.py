@@ -8,8 +8,8 @@ several runs leaves the result of each with the log-sum-exp of its scores, by wh
 them.
 
 All shapes come from the host and all lengths from the device, so a launch waits for nothing and may be captured in a
-CUDA graph: ``num_runs`` depends on shapes alone, and every program finds its request and its run by the lengths of the
-step. Runs of so many slots each, which need no such search, would have to be sized for the longest context that a graph
+CUDA graph: ``tiles.py`` says by shapes alone how many runs there may be, and every program finds by the lengths of the
+step how many there are, its request and its run. Runs of so many slots each, which need no such search, would have to be sized for the longest context that a graph
 may ever see, and would leave most of the GPU idle for one request of an ordinary length.
 
 Caches in float8 hold a value divided by its scale, which is folded into the scores and into the result. vLLM's
@@ -23,7 +23,6 @@ theirs would not repeat their errors, but add as many again.
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -31,31 +30,19 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_specext.kernels.tree_attention.naive import TreeRows
+from vllm_specext.kernels.tree_attention.tiles import MAX_SPLITS, MIN_RUN, Launch, row_tiles
 
-QUERY_TILE_BYTES = 32 * 1024
-KEY_TILE_BYTES = 16 * 1024  # with two stages of keys and values 96 KiB in all: within what every GPU since Ampere has
-WARPS_PER_PROCESSOR = 8  # as many as the registers of a multiprocessor hold at once
-MIN_RUN = 256  # slots; below that the second kernel costs more than the split gains
-MAX_SPLITS = 64  # of one request
 LOG2_E = math.log2(math.e)
-
-
-class Tile(NamedTuple):
-    block_m: int
-    """Rows times heads of a program."""
-    block_n: int
-    """Slots that it works on at once."""
-    warps: int
-    stages: int
 
 
 @triton.jit
 def _shares(
-    start_ptr, prefix_ptr, requests, num_nodes, runs,
-    WINDOW: tl.constexpr, MIN_RUN: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_R: tl.constexpr,
+    start_ptr, prefix_ptr, requests, num_nodes, runs, at_once, programs,
+    WINDOW: tl.constexpr, MIN_RUN: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, LENGTHS: tl.constexpr,
 ):  # fmt: skip
-    """``[BLOCK_R]``: how many runs each request is cut into, by the shortest length of a run with which there are no
-    more than ``runs`` in all; where the batch has as many requests, fewer than the two together."""
+    """``[BLOCK_R]``: how many runs each request is cut into, no more than ``runs`` in all if it is into several. A run
+    has ``programs``, of which the GPU works on ``at_once``: of ``LENGTHS`` of a run, the one whose rounds take
+    least."""
     request = tl.arange(0, BLOCK_R)
     start = tl.load(start_ptr + request, mask=request < requests, other=0)
     has_rows = tl.load(start_ptr + request + 1, mask=request < requests, other=0) > start  # others pad the batch
@@ -63,16 +50,18 @@ def _shares(
     if WINDOW:
         slots = tl.minimum(slots, WINDOW)
     slots = tl.where(has_rows, slots + num_nodes, 0)
-    total, longest, spare = tl.sum(slots, 0), tl.max(slots, 0), runs - tl.sum(has_rows.to(tl.int32), 0)
-    # Rounding up adds less than a run for each request, so the shortest length is between these two. No branch here:
-    # with one, Triton does not pipeline the loads of keys and values.
-    low = tl.maximum(tl.cdiv(total, runs), 1)
-    high = tl.where(spare > 0, tl.minimum(tl.cdiv(total, tl.maximum(spare, 1)), longest), low)
-    high = tl.maximum(high, low)
-    lengths = low + tl.cdiv((high - low) * tl.arange(0, 16), 15)
+    longest, others = tl.max(slots, 0), tl.sum(has_rows.to(tl.int32), 0) - 1
+    # The longest request whole, or in so many parts. No branch here: with one, Triton does not pipeline the loads of
+    # keys and values.
+    most = tl.maximum(tl.minimum(runs - others, MAX_SPLITS), 1)
+    parts = tl.minimum(tl.maximum(tl.cdiv(most, LENGTHS - 1) * tl.arange(0, LENGTHS), 1), most)
+    lengths = tl.maximum(tl.cdiv(longest, parts), MIN_RUN)
     counts = tl.sum(tl.cdiv(slots[:, None], lengths[None, :]), 0)
-    length = tl.min(tl.where(counts <= runs, lengths, high), 0)
-    return tl.cdiv(slots, tl.maximum(tl.maximum(length, MIN_RUN), tl.cdiv(longest, MAX_SPLITS)))
+    rounds = tl.cdiv(counts * programs, at_once)
+    # Beginning a run, and merging it with others, take about as long as the shortest run that pays.
+    taken = rounds * (lengths + tl.where(counts > others + 1, MIN_RUN, 0))
+    taken = tl.where((counts <= runs) | (parts == 1), taken, 2147483647)
+    return tl.cdiv(slots, tl.max(tl.where(taken == tl.min(taken, 0), lengths, 1), 0))
 
 
 @triton.jit
@@ -91,22 +80,32 @@ def _seen(visible_ptr, row, own, first, num_nodes, stride_row, stride_word, BLOC
 
 
 @triton.jit
+def _pages(table_ptr, stride_table, slot, read, PAGE_SIZE: tl.constexpr):
+    """The page of each slot that is to be ``read``, and page 0 for the others."""
+    return tl.load(table_ptr + (slot // PAGE_SIZE) * stride_table, mask=read, other=0)
+
+
+@triton.jit
+def _pages_from(first, end, table_ptr, stride_table, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Those of the slots from ``first`` on and before ``end``, where a request's row of the table ends."""
+    slot = first + tl.arange(0, BLOCK_N)
+    return _pages(table_ptr, stride_table, slot, slot < end, PAGE_SIZE)
+
+
+@triton.jit
 def _attend(
-    acc, top, total, query, slot, read, visible, table_ptr, key_ptr, value_ptr,
-    stride_table, stride_key_page, stride_key_slot, stride_key_dim,
+    acc, top, total, query, slot, page, read, visible, key_ptr, value_ptr,
+    stride_key_page, stride_key_slot, stride_key_dim,
     stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
     HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
-    """Add one tile of slots to the softmax. Only what somebody sees is read: a weight of 0 does not cancel a NaN.
-    ``read`` and ``visible`` are ``None`` where all rows see all slots. ``scale`` is positive."""
+    """Add one tile of slots, which lie in ``page``, to the softmax. Only what somebody sees is read: a weight of 0 does
+    not cancel a NaN. ``read`` and ``visible`` are ``None`` where all rows see all slots. ``scale`` is positive."""
     dim = tl.arange(0, BLOCK_D)
-    in_head = (dim < HEAD_SIZE)[None, :]
+    loaded = (dim < HEAD_SIZE)[None, :]
     if read is not None:
-        page = tl.load(table_ptr + (slot // PAGE_SIZE) * stride_table, mask=read, other=0).to(tl.int64)
-        loaded = read[:, None] & in_head
-    else:
-        page = tl.load(table_ptr + (slot // PAGE_SIZE) * stride_table).to(tl.int64)
-        loaded = in_head
+        loaded = read[:, None] & loaded
+    page = page.to(tl.int64)
     place = slot % PAGE_SIZE
     keys = key_ptr + page * stride_key_page + place * stride_key_slot
     values = value_ptr + page * stride_value_page + place * stride_value_slot
@@ -130,7 +129,7 @@ def _attend(
     return acc, new_top, total * shrink + tl.sum(weights, 1)
 
 
-@triton.jit(do_not_specialize=["num_nodes", "max_slots", "max_rows", "requests", "runs"])
+@triton.jit(do_not_specialize=["num_nodes", "max_slots", "max_rows", "requests", "runs", "at_once"])
 def _tree_attention_kernel(
     query_ptr, key_ptr, value_ptr, table_ptr, start_ptr, prefix_ptr, visible_ptr, out_ptr,
     partial_ptr, lse_ptr, counts_ptr, query_scale_ptr, key_scale_ptr, value_scale_ptr,
@@ -140,16 +139,21 @@ def _tree_attention_kernel(
     stride_table_request, stride_table, stride_visible_request, stride_visible_row, stride_visible_word,
     stride_out_row, stride_out_head, stride_out_dim,
     stride_query_scale, stride_key_scale, stride_value_scale,
-    num_nodes, max_slots, max_rows, requests, runs, scale, soft_cap,
+    num_nodes, max_slots, max_rows, requests, runs, at_once, scale, soft_cap,
     KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, MIN_RUN: tl.constexpr, MAX_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
+    LENGTHS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(row tiles, KV_HEADS, runs)``: programs that read the same keys are neighbours."""
     kv_head, run = tl.program_id(1), tl.program_id(2)
     request, first_run, splits = run, run, 1
     if SPLIT:
-        counts = _shares(start_ptr, prefix_ptr, requests, num_nodes, runs, WINDOW, MIN_RUN, MAX_SPLITS, BLOCK_R)
+        programs = tl.num_programs(0) * tl.num_programs(1)
+        counts = _shares(
+            start_ptr, prefix_ptr, requests, num_nodes, runs, at_once, programs,
+            WINDOW, MIN_RUN, MAX_SPLITS, BLOCK_R, LENGTHS,
+        )  # fmt: skip
         is_first = tl.program_id(0) + kv_head + run == 0
         index = tl.arange(0, BLOCK_R)
         tl.store(counts_ptr + index, counts, mask=(index < BLOCK_R) & is_first)  # for the second kernel
@@ -210,10 +214,14 @@ def _tree_attention_kernel(
         edge = tl.cdiv(tl.maximum(prefix + num_nodes - WINDOW - begin, 0), BLOCK_N)
     whole = tl.minimum(tl.maximum(first, edge), last)
     whole_end = tl.maximum(tl.minimum(last, (prefix - begin) // BLOCK_N), whole)
+    # Each tile finds its pages loaded, so that its keys and values need no other load and are fetched two tiles ahead.
+    page_ahead = _pages_from(begin + whole * BLOCK_N, max_slots, table_ptr, stride_table, PAGE_SIZE, BLOCK_N)
     for tile in range(whole, whole_end):
+        page, slot = page_ahead, begin + tile * BLOCK_N
+        page_ahead = _pages_from(slot + BLOCK_N, max_slots, table_ptr, stride_table, PAGE_SIZE, BLOCK_N)
         acc, top, total = _attend(
-            acc, top, total, query, begin + tile * BLOCK_N + column, None, None, table_ptr, key_ptr, value_ptr,
-            stride_table, stride_key_page, stride_key_slot, stride_key_dim,
+            acc, top, total, query, slot + column, page, None, None, key_ptr, value_ptr,
+            stride_key_page, stride_key_slot, stride_key_dim,
             stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
             HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,
         )  # fmt: skip
@@ -222,9 +230,10 @@ def _tree_attention_kernel(
         slot = begin + tile * BLOCK_N + column
         read = (slot >= lowest) & (slot < prefix)
         visible = read[None, :] & (slot[None, :] >= oldest[:, None])
+        page = _pages(table_ptr, stride_table, slot, read, PAGE_SIZE)
         acc, top, total = _attend(
-            acc, top, total, query, slot, read, visible, table_ptr, key_ptr, value_ptr,
-            stride_table, stride_key_page, stride_key_slot, stride_key_dim,
+            acc, top, total, query, slot, page, read, visible, key_ptr, value_ptr,
+            stride_key_page, stride_key_slot, stride_key_dim,
             stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
             HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,
         )  # fmt: skip
@@ -234,9 +243,10 @@ def _tree_attention_kernel(
         seen = _seen(visible_ptr, row, own, node, num_nodes, stride_visible_row, stride_visible_word, BLOCK_T)
         visible = seen & (slot < max_slots)[None, :]
         read = tl.max(visible.to(tl.int32), 0) > 0
+        page = _pages(table_ptr, stride_table, slot, read, PAGE_SIZE)
         acc, top, total = _attend(
-            acc, top, total, query, slot, read, visible, table_ptr, key_ptr, value_ptr,
-            stride_table, stride_key_page, stride_key_slot, stride_key_dim,
+            acc, top, total, query, slot, page, read, visible, key_ptr, value_ptr,
+            stride_key_page, stride_key_slot, stride_key_dim,
             stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
             HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,
         )  # fmt: skip
@@ -286,45 +296,6 @@ def _merge_kernel(
         tl.store(out_ptr + head * stride_out_head + dim * stride_out_dim, merged, mask=dim < HEAD_SIZE)
 
 
-def tile_for(query: Tensor, key_cache: Tensor, rows: TreeRows) -> Tile:
-    packed = rows.max_query_len * (query.shape[1] // key_cache.shape[1])
-    padded = triton.next_power_of_2(query.shape[2])
-    row_bytes = padded * max(query.element_size(), 2)  # float8 is converted to float16
-    block_m = max(16, min(128, triton.next_power_of_2(packed), QUERY_TILE_BYTES // row_bytes))
-    block_n = max(16, min(64, KEY_TILE_BYTES // row_bytes))
-    # The accumulators alone take 64 registers of each thread, and from 128 on the rest would not fit.
-    warps = 8 if block_m == 128 or block_m * padded > 64 * 128 else 4
-    return Tile(block_m, block_n, warps, stages=2)
-
-
-def row_tiles(query: Tensor, key_cache: Tensor, rows: TreeRows, tile: Tile) -> int:
-    """Number of tiles that the rows of the widest request make."""
-    return triton.cdiv(rows.max_query_len * (query.shape[1] // key_cache.shape[1]), tile.block_m)
-
-
-def num_runs(query: Tensor, key_cache: Tensor, rows: TreeRows, tile: Tile) -> int:
-    """Number of runs that fill the GPU at once, by shapes alone: the same in every replay of a graph."""
-    processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-    programs = key_cache.shape[1] * row_tiles(query, key_cache, rows, tile)
-    splits = min(rows.max_seq_len // MIN_RUN, MAX_SPLITS)
-    fill = processors * WARPS_PER_PROCESSOR // tile.warps // programs
-    return max(1, min(fill, rows.block_table.shape[0] * splits)) if splits > 1 else 1
-
-
-def part_blocks(requests: int, runs: int) -> tuple[int, int]:
-    """The blocks over the requests and over the parts of one, where the work is split into several ``runs``."""
-    if runs == 1:
-        return 0, 0
-    # Few sizes, because each is compiled.
-    return max(64, triton.next_power_of_2(requests)), triton.next_power_of_2(min(runs, MAX_SPLITS))
-
-
-def variant(query: Tensor, key_cache: Tensor, rows: TreeRows) -> tuple[Tile, int, int]:
-    """Name what a launch on ``rows`` is compiled for; launches with the same layer and variant share a binary."""
-    tile = tile_for(query, key_cache, rows)
-    return tile, *part_blocks(rows.block_table.shape[0], num_runs(query, key_cache, rows, tile))
-
-
 def tree_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -335,8 +306,7 @@ def tree_attention(
     scale: float,
     soft_cap: float,
     sliding_window: int,
-    tile: Tile,
-    runs: int,
+    launch: Launch,
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -345,7 +315,7 @@ def tree_attention(
     kv_heads, page_size = key_cache.shape[1:3]
     requests = most_runs = rows.block_table.shape[0]
     partial = lse = counts = None
-    block_r, block_s = part_blocks(requests, runs)
+    (tile, runs), (block_r, block_s) = launch[:2], launch.blocks(requests)
     if runs > 1:
         most_runs += runs - 1
         counts = rows.query_start_loc.new_empty(block_r, dtype=torch.int32)
@@ -353,19 +323,19 @@ def tree_attention(
         lse = query.new_empty(most_runs, rows.max_query_len, heads, dtype=torch.float32)
     scales = [x if x is None else x.expand(kv_heads) for x in (q_scale, k_scale, v_scale)]
     groups, block_d = heads // kv_heads, triton.next_power_of_2(head_size)
-    _tree_attention_kernel[row_tiles(query, key_cache, rows, tile), kv_heads, most_runs](
+    _tree_attention_kernel[row_tiles(rows.max_query_len * groups, tile), kv_heads, most_runs](
         query, key_cache, value_cache, rows.block_table, rows.query_start_loc, rows.prefix_lens, rows.visible,
         out, partial, lse, counts, *scales, *query.stride(), *key_cache.stride(), *value_cache.stride(),
         *rows.block_table.stride(), *rows.visible.stride(), *out.stride(),
         *(0 if x is None else x.stride(0) for x in scales),
         rows.num_nodes, min(rows.max_seq_len, rows.block_table.shape[1] * page_size), rows.max_query_len,
-        requests, runs,
+        requests, runs, launch.at_once,
         # The softmax is one of powers of 2; a capped score is cap * tanh(score / cap).
         scale / soft_cap if soft_cap else scale * LOG2_E, soft_cap * LOG2_E,
         KV_HEADS=kv_heads, GROUPS=groups, HEAD_SIZE=head_size, PAGE_SIZE=page_size,
         WINDOW=sliding_window, SOFT_CAP=soft_cap > 0, SPLIT=runs > 1, MIN_RUN=MIN_RUN, MAX_SPLITS=MAX_SPLITS,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_T=min(tile.block_n, 32), BLOCK_D=block_d, BLOCK_R=block_r,
-        num_warps=tile.warps, num_stages=tile.stages,
+        LENGTHS=max(4, 2048 // block_r) if runs > 1 else 0, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if runs > 1:
         # A request in several runs is longer than one, of which the batch has no more than `runs` in slots.

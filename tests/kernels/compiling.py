@@ -1,0 +1,72 @@
+"""Compiling for GPUs that are not there: what the tests of compilation share."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_specext.kernels.tree_attention.tiles import KIB, Processors
+
+pytest.importorskip("triton")
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+CAPABILITIES = {"A100": 80, "RTX 4090": 89, "H100": 90, "B200": 100, "RTX 5090": 120}
+PROCESSORS = {
+    80: Processors(108, 164 * KIB, 163 * KIB, queries_in_memory=False),
+    89: Processors(128, 100 * KIB, 99 * KIB, queries_in_memory=False),
+    90: Processors(132, 228 * KIB, 227 * KIB, queries_in_memory=True),
+    100: Processors(148, 228 * KIB, 227 * KIB, queries_in_memory=True),
+    120: Processors(170, 100 * KIB, 99 * KIB, queries_in_memory=False),
+}
+
+Launched = list[tuple[str, Any]]
+
+
+class AbsentGPU:
+    """What Triton asks its driver when it compiles but does not launch."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability  # compiled kernels are kept by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+EVERY = [pytest.param(number, id=name) for name, number in CAPABILITIES.items()]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(number, id=name, marks=() if name == "H100" else pytest.mark.extended)
+        for name, number in CAPABILITIES.items()
+    ]
+)
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Launched]:
+    """Launches only compile, and are listed."""
+    launched: Launched = []
+    stock = JITFunction.run
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        launched.append((self.__name__, stock(self, *args, grid=grid, warmup=True, **kwargs)))
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    # Not `set_active`: its counterpart looks for a driver, and there is none without a GPU.
+    monkeypatch.setattr(driver, "_active", AbsentGPU(request.param))
+    return request.param, launched
+
+
+def dumped(kernel: Any, what: str, folder: Path) -> str:
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    command = [knobs.nvidia.cuobjdump.path, what, str(cubin)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
