@@ -9,8 +9,9 @@ them.
 
 All shapes come from the host and all lengths from the device, so a launch waits for nothing and may be captured in a
 CUDA graph: ``tiles.py`` says by shapes alone how many runs there may be, and every program finds by the lengths of the
-step how many there are, its request and its run. Runs of so many slots each, which need no such search, would have to be sized for the longest context that a graph
-may ever see, and would leave most of the GPU idle for one request of an ordinary length.
+step how many there are, its request and its run. Runs of so many slots each, which need no such search, would have to
+be sized for the longest context that a graph may ever see, and would leave most of the GPU idle for one request of an
+ordinary length.
 
 Caches in float8 hold a value divided by its scale, which is folded into the scores and into the result. vLLM's
 backends want the query in float8 as well; tiles are then converted to float16, which holds float8 exactly, so that
