@@ -38,9 +38,9 @@ class Shape:
 
 
 class Problem:
-    def __init__(self, shape: Shape, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, shape: Shape, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> None:
         self.shape = shape
-        random = torch.Generator().manual_seed(shape.context + shape.requests)
+        random = torch.Generator().manual_seed(shape.context + shape.requests + seed)
         sizes = (shape.requests * shape.pages, shape.page_size, shape.kv_heads, 2 * shape.head_size)
         self.cache = torch.empty(sizes, dtype=dtype, device=DEVICE).normal_()
         keys, values = self.cache.transpose(1, 2).chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""Folders that hold a model's shape and no weights: a Llama, its EAGLE drafter and its GRIFFIN drafter."""
+"""Folders that hold a model's shape and no weights: a Llama and its EAGLE, EAGLE-3, DSpark and GRIFFIN drafters."""
 
 import json
 import struct
@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from vllm_specext.methods.eagle.checkpoint import DrafterShape
 from vllm_specext.methods.griffin.checkpoint import GriffinShape
 
 
@@ -22,23 +23,34 @@ class Size:
 
 
 LLAMA_3_8B = Size(4096, 14336, 32, 32, 8, 128, 128256)
-CONTEXT = 8192
+CONTEXT = 40960
+FREQUENT_TOKENS = 32000
+"""Those that EAGLE-3's drafters for Llama-3 score."""
+BLOCK, BLOCK_LAYERS, MARKOV_RANK = 7, 5, 256
+"""Of DSpark's drafters for Qwen3-8B."""
 
 
 def write(folder: Path, size: Size, dtype: str) -> dict[str, Path]:
-    """``target``, ``eagle`` and ``griffin`` in ``folder``."""
-    paths = {name: folder / name for name in ("target", "eagle", "griffin")}
+    """``target`` and, by method, its drafters in ``folder``."""
+    paths = {name: folder / name for name in ("target", "eagle", "eagle3", "dspark", "griffin")}
     for path in paths.values():
         path.mkdir(parents=True, exist_ok=True)
     config = _llama(size, dtype)
     _write_config(paths["target"], config)
     _write_config(paths["eagle"], config | {"num_hidden_layers": 1})
-    _write_config(paths["griffin"], config | {"num_hidden_layers": 1, "qkv_bias": False})
+    frequent = {"draft_vocab_size": min(FREQUENT_TOKENS, size.vocabulary)}
+    _write_config(
+        paths["eagle3"], config | frequent | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+    )
+    _write_config(paths["dspark"], config | _dspark(size))
+    # The heads of the published GRIFFIN drafter have keys of their own.
+    own = {"num_hidden_layers": 1, "qkv_bias": False, "num_key_value_heads": size.heads}
+    _write_config(paths["griffin"], config | own)
     shape = GriffinShape(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
         heads=size.heads,
-        kv_heads=size.kv_heads,
+        kv_heads=size.heads,
         head_dim=size.head_size,
         mlp_size=size.inner,
         tgf_size=size.inner,
@@ -48,16 +60,19 @@ def write(folder: Path, size: Size, dtype: str) -> dict[str, Path]:
         max_position_embeddings=CONTEXT,
     )
     write_hollow(paths["griffin"] / "model.safetensors", shape.tensor_shapes())
+    write_hollow(paths["eagle3"] / "model.safetensors", _eagle3(size, frequent["draft_vocab_size"]).required())
     return paths
 
 
 def write_hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    """A safetensors file of float16 zeros that takes no room on disk: only its header is written."""
+    """A safetensors file of zeros that takes no room on disk: only its header is written. The numbers are float16, and
+    int64 those that are added to the ids of frequent tokens, which thereby are the first tokens."""
     header: dict[str, Any] = {}
     end = 0
     for name, sizes in shapes.items():
-        begin, end = end, end + 2 * prod(sizes)
-        header[name] = {"dtype": "F16", "shape": list(sizes), "data_offsets": [begin, end]}
+        dtype, width = ("I64", 8) if name == "d2t" else ("F16", 2)
+        begin, end = end, end + width * prod(sizes)
+        header[name] = {"dtype": dtype, "shape": list(sizes), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
@@ -86,6 +101,37 @@ def _llama(size: Size, dtype: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "bos_token_id": 0,
         "eos_token_id": 1,
+    }
+
+
+def _eagle3(size: Size, frequent: int) -> DrafterShape:
+    return DrafterShape(
+        is_eagle3=True,
+        vocab_size=size.vocabulary,
+        draft_vocab_size=frequent,
+        hidden_size=size.hidden,
+        target_hidden_size=size.hidden,
+        states=3,
+        layers=1,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        head_dim=size.head_size,
+        mlp_size=size.inner,
+    )
+
+
+def _dspark(size: Size) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": min(BLOCK_LAYERS, size.layers),
+        "num_target_layers": size.layers,
+        "block_size": BLOCK,
+        "mask_token_id": 1,
+        "target_layer_ids": [1, size.layers // 2, size.layers - 2],
+        "markov_rank": MARKOV_RANK,
+        "markov_head_type": "vanilla",
+        "sample_from_anchor": True,
     }
 
 

@@ -1,10 +1,10 @@
-"""The parts ``engine:...``: a step of vLLM on Llama-3-8B's shape with random weights, by method and batch size.
+"""The parts ``engine:...``: a step of vLLM on Llama-3-8B's shape with random weights, by method and load.
 
-Prompts are read first and not timed. Then so many steps of the whole batch are timed between two synchronisations; a
-profile of a few more says how long the GPU was busy per step, with what, and so how long it waited for the host.
-Random weights accept nothing, so acceptance is synthetic: vLLM's own mode for its EAGLE, ``synthetic.py`` for ours. The
-rates are assumptions; what needs none is ``step_ms`` and the tokens per step from which on a method is faster than
-plain decoding.
+Prompts are read first and not timed, but for the load in which they arrive. Then so many steps of the whole batch are
+timed between two synchronisations; a profile of a few more says how long the GPU was busy per step, with what, and so
+how long it waited for the host. Random weights accept nothing, so acceptance is synthetic: vLLM's own mode for its
+methods, ``synthetic.py`` for ours. The rates are assumptions; what needs none is ``step_ms`` and the tokens per step
+from which on a method is faster than plain decoding.
 """
 
 import os
@@ -13,18 +13,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_suite import dummy_models, synthetic
+from benchmarks.gpu_suite.engine_methods import LOADS, METHODS, STOCK, Load
 from benchmarks.gpu_suite.timing import DEVICE
 
-BATCHES = (1, 4, 16, 64)
-PROMPT_TOKENS = 1024
-WARM_UP_STEPS, STEPS, PROFILED_STEPS = 10, 40, 8
-MAX_MODEL_LEN = 2048
+WARM_UP_STEPS, STEPS, PROFILED_STEPS, STEPS_PER_PROMPT = 10, 40, 8, 8
+MAX_MODEL_LEN = 32768 + 1024
 LISTED_KERNELS = 12
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -35,62 +33,31 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Method:
-    drafter: str | None = None
-    nodes: int = 0
-    levels: int = 0
-    """Longest path."""
-    top_k: int = 1
-    rate: float = 0.0
-    """Chance that a drafted token is accepted when the one before it was."""
-
-    def config(self, drafter: Path, batches: Iterable[int]) -> dict[str, Any] | None:
-        if self.drafter is None:
-            return None
-        own: dict[str, Any] = {"method": self.drafter, "model": str(drafter), "num_speculative_tokens": self.nodes}
-        if self.drafter == "eagle":
-            rates = synthetic.unconditional(self.rate, self.nodes)
-            return own | {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
-        own["tree_top_k"] = self.top_k
-        if self.top_k > 1:
-            # The same tree at every load: how trees should shrink is what is to be found out.
-            own |= {"tree_depth": self.levels, "num_speculative_tokens_per_batch_size": [[1, max(batches), self.nodes]]}
-        return own
-
-
-METHODS = {
-    "plain": Method(),
-    "eagle-chain-4": Method("eagle", 4, 4, rate=0.7),
-    "griffin-chain-4": Method("griffin", 4, 4, rate=0.7),
-    "griffin-tree-16": Method("griffin", 16, 6, top_k=3, rate=0.8),
-    "griffin-tree-60": Method("griffin", 60, 6, top_k=10, rate=0.85),
-}
-
-
 def rows(
     name: str,
     size: dummy_models.Size = dummy_models.LLAMA_3_8B,
-    batches: Iterable[int] = BATCHES,
+    loads: Iterable[Load] = LOADS,
     dtype: str = "bfloat16",
-    prompt_tokens: int = PROMPT_TOKENS,
+    max_model_len: int = MAX_MODEL_LEN,
     **engine: Any,
 ) -> Iterator[dict[str, Any]]:
-    """A row per batch size; ``engine`` are further arguments of vLLM's ``LLM``."""
+    """A row per load; ``engine`` are further arguments of vLLM's ``LLM``."""
     os.environ |= ENVIRONMENT
     if find_spec("flashinfer") is None:
         os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    method, batches = METHODS[name], tuple(batches)
+    method, loads = METHODS[name], tuple(loads)
+    batches = sorted({load.requests for load in loads})
     from vllm import LLM
 
     from vllm_specext.plugin import register
 
     register()  # also where the package is a folder on the path and no entry point announces it
-    if method.drafter == "griffin":
-        synthetic.accept(method.rate)
+    synthetic.complete_block_drafters()
+    if method.drafter is not None and method.drafter not in STOCK:
+        synthetic.accept()
     with tempfile.TemporaryDirectory() as folder:
         models = dummy_models.write(Path(folder), size, dtype)
-        speculative = method.config(models.get(method.drafter or "", Path()), batches)
+        speculative = method.config(models.get(method.model, Path()), batches)
         begun = time.perf_counter()
         llm = LLM(
             model=str(models["target"]),
@@ -100,22 +67,19 @@ def rows(
             speculative_config=speculative,
             enable_prefix_caching=False,
             max_num_seqs=max(batches),
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
             seed=0,
-            **({"cudagraph_capture_sizes": captured(batches, method.nodes)} | engine),
+            **(({"cudagraph_capture_sizes": captured(batches, method.nodes)} if method.fixed else {}) | engine),
         )
         started = time.perf_counter() - begun
-        run = Run(llm, speculative, prompt_tokens, size.vocabulary)
-        for batch in batches:
+        run = Run(llm, speculative, size.vocabulary, max_model_len)
+        for load in loads:
             yield {
                 "method": name,
-                "requests": batch,
+                **load.row(),
                 "start_seconds": round(started, 1),
                 "nodes": method.nodes,
-                "assumed_tokens_per_step": round(
-                    synthetic.tokens_per_step(synthetic.unconditional(method.rate, method.levels)), 3
-                ),
-                **run.measure(batch),
+                **run.measure(load),
             }
 
 
@@ -125,63 +89,81 @@ def captured(batches: Iterable[int], nodes: int) -> list[int]:
 
 
 class Run:
-    def __init__(self, llm: Any, speculative: dict[str, Any] | None, prompt_tokens: int, vocabulary: int) -> None:
+    def __init__(self, llm: Any, speculative: dict[str, Any] | None, vocabulary: int, max_model_len: int) -> None:
         from benchmarks.step_parts import functions_of
         from benchmarks.stopwatch import Stopwatch
 
         self.engine = llm.llm_engine
-        self.prompt_tokens, self.vocabulary = prompt_tokens, vocabulary
+        self.vocabulary, self.max_model_len = vocabulary, max_model_len
         self.host = Stopwatch()
         for function in functions_of(speculative):
             with suppress(AttributeError, ImportError):  # where vLLM is not as the profile knows it
                 self.host.wrap(function)
+        self.asked = 0
         self.emitted: dict[str, int] = {}
         """Tokens so far, by request."""
+        self.gone: set[str] = set()
+        """Requests that made room for others."""
 
-    def measure(self, batch: int) -> dict[str, Any]:
+    def measure(self, load: Load) -> dict[str, Any]:
         self.emitted.clear()
-        names = [f"{batch}-{request}" for request in range(batch)]
-        for request, name in enumerate(names):
-            self._add(name, request)
-        while len(self.emitted) < batch:  # prompts are being read
+        self.gone.clear()
+        self.asked = 0
+        for _ in range(load.requests):
+            self._ask(load.context)
+        while len(self.emitted) < load.requests:  # prompts are being read
             self._step()
         self._steps(WARM_UP_STEPS)
         self.host.seconds.clear()
-        before, taken, steps = sum(self.emitted.values()), *self._steps(STEPS)
+        before = sum(self.emitted.values())
+        taken, steps = self._steps(STEPS, load.context if load.arriving else None)
         tokens = sum(self.emitted.values()) - before
         step_ms = 1000 * taken / steps
         row = {
             "steps": steps,
             "step_ms": round(step_ms, 3),
-            "tokens_per_step": round(tokens / steps / batch, 3),
+            "tokens_per_step": round(tokens / steps / load.requests, 3),
             "tokens_per_second": round(tokens / taken, 1),
             "host_ms": {part: round(1000 * spent / steps, 3) for part, spent in sorted(self.host.seconds.items())},
-            **self._profile(step_ms),
+            **({} if load.arriving else self._profile(step_ms)),
         }
-        self.engine.abort_request(names)
+        self.engine.abort_request(list(map(str, range(self.asked))))
         while self.engine.has_unfinished_requests():
             self.engine.step()
         return row
 
-    def _add(self, name: str, request: int) -> None:
+    def _ask(self, context: int) -> None:
+        """Another request, named by its number, with a prompt of its own."""
         from vllm import SamplingParams
 
-        prompt = {"prompt_token_ids": [(17 * request + place) % self.vocabulary for place in range(self.prompt_tokens)]}
-        room = MAX_MODEL_LEN - self.prompt_tokens - 1
+        ids = [(17 * self.asked + place) % self.vocabulary for place in range(context)]
+        room = self.max_model_len - context - 1
         params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True, detokenize=False)
-        self.engine.add_request(name, prompt, params)
+        self.engine.add_request(str(self.asked), {"prompt_token_ids": ids}, params)
+        self.asked += 1
+
+    def _replace_the_oldest(self, context: int) -> None:
+        oldest = min(map(int, self.emitted.keys() - self.gone))
+        self.gone.add(str(oldest))
+        self.engine.abort_request([str(oldest)])
+        self._ask(context)
 
     def _step(self) -> None:
         for output in self.engine.step():
             self.emitted[output.request_id] = len(output.outputs[0].token_ids)
-            if output.finished:
+            if output.finished and output.request_id not in self.gone:
                 raise RuntimeError(f"request {output.request_id} ended while it was measured")
 
-    def _steps(self, count: int) -> tuple[float, int]:
-        """Seconds of at least ``count`` steps, and how many they were; the GPU idle before and after."""
+    def _steps(self, count: int, arriving: int | None = None) -> tuple[float, int]:
+        """Seconds of at least ``count`` steps, and how many they were; the GPU idle before and after. Every few of them
+        a prompt of ``arriving`` tokens arrives."""
         _synchronize()
         first, begun = self.host.calls["target"], time.perf_counter()
+        next_prompt = first
         while self.host.calls["target"] < first + count:
+            if arriving is not None and self.host.calls["target"] >= next_prompt:
+                next_prompt += STEPS_PER_PROMPT
+                self._replace_the_oldest(arriving)
             self._step()
         _synchronize()
         return time.perf_counter() - begun, self.host.calls["target"] - first

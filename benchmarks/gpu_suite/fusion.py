@@ -1,4 +1,4 @@
-"""The parts ``tgf`` and ``tgf_tiles``: token-guided fusion of Llama-3-8B's width, by number of rows.
+"""The parts ``tgf`` and ``tgf_tiles``: token-guided fusion of GRIFFIN's drafter for Llama-3-8B, by number of rows.
 
 ``tgf`` compares the kernels' own products with those of cuBLAS, plain and compiled, and says up to how many rows the
 kernels win: the entry for ``FUSED_UP_TO_ROWS``.
@@ -18,7 +18,7 @@ from benchmarks.gpu_suite.timing import DEVICE, measure
 from vllm_specext.kernels.token_guided_fusion import FusionWeights, naive
 
 ROWS = (1, 2, 4, 8, 10, 16, 32, 60, 64, 128, 160, 256, 512)
-HIDDEN, INNER, VOCABULARY = 4096, 11008, 128256
+HIDDEN, INNER, VOCABULARY = 4096, 14336, 128256
 EPS = 1e-5
 TOLERANCE = 0.02
 TUNED = (10, 60)

@@ -25,6 +25,13 @@ SHARE_OF_THE_GPU = 0.15
 """For each; the models need far less."""
 IN_GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_capture_sizes": [1, 2, 4, 8, 25, 50, 100, 200]}
 """Compiled, and so beside plain decoding that is compiled too: those kernels round otherwise than eager passes."""
+ENVIRONMENT = {
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "HF_HUB_OFFLINE": "1",
+    # vLLM's own attention leaves this to Triton, whose default is TensorFloat-32: 10 bits of mantissa, and so other
+    # tokens than those of our kernels, which multiply in float32.
+    "TRITON_F32_DEFAULT": "ieee",
+}
 
 
 @dataclass(frozen=True)
@@ -49,28 +56,38 @@ def rounds() -> list[list[dict[str, Any]]]:
 
 
 def configurations() -> dict[str, Configuration]:
-    from tests.engine.conftest import CHAIN, eagle3, moa, tree
-    from vllm_specext.measure.bundled import SLEM, SLRS, SWIFT, TLI
+    from tests.engine.conftest import CHAIN, eagle3, moa, of_method, small, tree
+    from vllm_specext.measure.bundled import MODELS, SLEM, SLRS, SWIFT, TLI
 
     others = {"swift": SWIFT, "slem": SLEM, "tli": TLI, "slrs": SLRS}
     own = {name: {"speculative_config": each} for name, each in others.items()}
+    trees = {
+        "griffin tree": tree(24, 4),
+        "eagle3 tree": eagle3(24, 4),
+        "dflash tree": of_method("dflash-tree", MODELS / "dflash", 24, 4),
+        "moa tree": moa(24, 4),
+        # Room for paths that are longer than the trees are deep.
+        "griffin tree and predictions": reading(tree(24, 4)),
+        "moa tree and clients' trees": moa(24, 4, client_drafts=True),
+    }
     return {
         "plain": Configuration(against=None),
         "plain in graphs": Configuration(IN_GRAPHS, against=None),
         "griffin chain": Configuration({"speculative_config": CHAIN}),
-        "griffin tree": Configuration(tree(24, 4)),
-        "griffin tree in graphs": Configuration(tree(24, 4) | IN_GRAPHS, "plain in graphs"),
-        "eagle3 tree": Configuration(eagle3(24, 4)),
-        "eagle3 tree in graphs": Configuration(eagle3(24, 4) | IN_GRAPHS, "plain in graphs"),
-        "moa tree": Configuration(moa(24, 4)),
-        "moa tree in graphs": Configuration(moa(24, 4) | IN_GRAPHS, "plain in graphs"),
-        **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in own.items()},
+        "griffin tree, fewer tokens to draft from": Configuration(small(tree(24, 4))),
+        "predictions": Configuration({"speculative_config": {"method": "given", "adaptive_drafts": False}}),
+        **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in (trees | own).items()},
         **{
             f"{name} in graphs": Configuration(llm | IN_GRAPHS, "plain in graphs", greedy_only=name == "slrs")
-            for name, llm in own.items()
+            for name, llm in (trees | own).items()
         },
         "griffin tree, a wrong mask bit": Configuration(tree(24, 4), fault="flip_an_ancestor_bit"),
     }
+
+
+def reading(config: dict[str, Any]) -> dict[str, Any]:
+    """The same, which reads the prompt for a prediction of the answer."""
+    return {"speculative_config": config["speculative_config"] | {"prediction_tokens": 20}}
 
 
 def rows(run: Callable[[Configuration], dict[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
@@ -119,7 +136,7 @@ def engine(each: Configuration) -> dict[str, Any]:
     llm = ROOMY | {"gpu_memory_utilization": SHARE_OF_THE_GPU} | each.llm
     spec = {"rounds": asked, "llm": llm, "sabotage": each.fault}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"VLLM_USE_V2_MODEL_RUNNER": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": path}
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "spec", Path(folder) / "made"
         given.write_text(json.dumps(spec))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from benchmarks.gpu_suite.engine_methods import METHODS
+
 Rows = Iterator[dict[str, Any]]
 HERE = "benchmarks/gpu_suite/"
 MEASURING = (HERE + "timing.py", HERE + "ceilings.py")
@@ -43,20 +45,37 @@ def _kernel(name: str) -> str:
 ATTENTION = (*MEASURING, HERE + "attention.py", HERE + "attention_problem.py", _kernel("tree_attention"))
 FUSION = (*MEASURING, HERE + "fusion.py", _kernel("token_guided_fusion"))
 SMALL = (*MEASURING, HERE + "small_kernels.py", _kernel("pointers.py"))
-ENGINE = (*(HERE + name for name in ("engine.py", "synthetic.py", "dummy_models.py")), "vllm_specext")
-ENGINE_METHODS = ("plain", "eagle-chain-4", "griffin-tree-60", "griffin-chain-4", "griffin-tree-16")
+ENGINE = (
+    *(HERE + name for name in ("engine.py", "engine_methods.py", "synthetic.py", "dummy_models.py")),
+    "vllm_specext",
+)
 
+# What is wrong comes first, then what users see, then why, and what might be better last.
 PARTS = (
-    Part("bandwidth", "what the GPU copies, reads and multiplies", "ceilings", "rows", 10, 60, MEASURING),
     Part(
         "correctness",
         "tests/kernels on the GPU",
         "correctness",
         "rows",
         30,
-        300,
+        180,
         (HERE + "correctness.py", "tests/kernels", "vllm_specext/kernels", "vllm_specext/tree"),
     ),
+    Part(
+        "lossless",
+        "tokens of every method beside those of plain decoding",
+        "lossless",
+        "rows",
+        90,
+        300,
+        (HERE + "lossless.py", "vllm_specext", "tests/engine"),
+        needs="vllm",
+    ),
+    *(
+        Part(f"engine:{name}", f"steps of vLLM, {name}", "engine", "rows", 60, 200, ENGINE, (name,), "vllm")
+        for name in METHODS
+    ),
+    Part("bandwidth", "what the GPU copies, reads and multiplies", "ceilings", "rows", 10, 60, MEASURING),
     Part(
         "tree_attention",
         "tree attention beside FlashAttention, FlashInfer, xformers and SDPA",
@@ -66,7 +85,6 @@ PARTS = (
         180,
         (*ATTENTION, HERE + "attention_peers.py"),
     ),
-    Part("tgf", "token-guided fusion beside cuBLAS and torch.compile", "fusion", "rows", 20, 150, FUSION),
     Part(
         "compaction",
         "KV compaction of 32 layers",
@@ -89,22 +107,9 @@ PARTS = (
             "vllm_specext/tree",
         ),
     ),
+    Part("tgf", "token-guided fusion beside cuBLAS and torch.compile", "fusion", "rows", 20, 120, FUSION),
     Part("attention_tiles", "other tiles of tree attention", "attention", "tile_rows", 30, 200, ATTENTION),
     Part("tgf_tiles", "other tiles of token-guided fusion", "fusion", "tile_rows", 30, 200, FUSION),
-    Part(
-        "lossless",
-        "tokens of every method beside those of plain decoding",
-        "lossless",
-        "rows",
-        90,
-        420,
-        (HERE + "lossless.py", "vllm_specext", "tests/engine"),
-        needs="vllm",
-    ),
-    *(
-        Part(f"engine:{name}", f"steps of vLLM, {name}", "engine", "rows", 60, 240, ENGINE, (name,), "vllm")
-        for name in ENGINE_METHODS
-    ),
 )
 
 

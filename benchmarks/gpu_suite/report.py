@@ -15,7 +15,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "correctness": ("file", "passed", "failed", "skipped_tests", "test", "message"),
     "tree_attention": (
         *("implementation", "requests", "context", "nodes", "us", "bandwidth_share", "floor_share", "ratio_to_causal"),
-        *("difference", "how"),
+        *("missed", "difference", "how"),
     ),
     "tgf": ("implementation", "rows", "us", "bandwidth_share", "floor_share", "difference", "how"),
     "compaction": ("what", "implementation", "requests", "us", "eager_us", "how"),
@@ -27,8 +27,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "tgf_tiles": ("rows", "tile", "block_m", "block_n", "depth_bytes", "stages", "warps", "us", "floor_share"),
     "lossless": ("method", "against", "requests", "different", "drafts", "accepted", "seconds", "message"),
     "engine": (
-        *("method", "requests", "step_ms", "gpu_busy_ms", "gpu_idle_share", "launches_per_step", "tokens_per_step"),
-        *("assumed_tokens_per_step", "faster_from", "tokens_per_second"),
+        *("method", "requests", "context", "load", "step_ms", "gpu_busy_ms", "gpu_idle_share", "launches_per_step"),
+        *("tokens_per_step", "faster_from", "tokens_per_second"),
     ),
 }
 BEST_TILES = 3
@@ -38,11 +38,33 @@ BY_SHAPE = {"attention_tiles": ("requests", "context", "nodes"), "tgf_tiles": ("
 def engine_rows(store: Store) -> list[Row]:
     """Of all methods, with the tokens per step from which on a method is faster than plain decoding."""
     rows = [dict(row) for name in store.parts if name.startswith("engine:") for row in store.rows(name)]
-    plain = {row["requests"]: row["step_ms"] for row in rows if row["method"] == "plain"}
+    plain = {load_of(row): row["step_ms"] for row in rows if row["method"] == "plain"}
     for row in rows:
-        if row["method"] != "plain" and row["requests"] in plain:
-            row["faster_from"] = round(row["step_ms"] / plain[row["requests"]], 2)
+        if row["method"] != "plain" and load_of(row) in plain:
+            row["faster_from"] = round(row["step_ms"] / plain[load_of(row)], 2)
     return rows
+
+
+def load_of(row: Row) -> tuple[int, int, str]:
+    return row["requests"], row["context"], row["load"]
+
+
+def break_even(store: Store) -> Table | None:
+    """By load, the tokens per step from which on each method is faster than plain decoding. No acceptance is assumed in
+    them. ``None`` where nothing was measured."""
+    rows = [row for row in engine_rows(store) if "faster_from" in row]
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    if not rows:
+        return None
+    table = Table(title="faster than plain decoding from so many tokens per step", title_justify="left")
+    for column in ("requests", "context", *methods):
+        table.add_column(column, justify="right")
+    table.add_column("load")
+    found = {(load_of(row), row["method"]): row["faster_from"] for row in rows}
+    for load in dict.fromkeys(map(load_of, rows)):
+        cells = (f"{found[load, name]:.2f}" if (load, name) in found else "" for name in methods)
+        table.add_row(str(load[0]), str(load[1]), *cells, load[2])
+    return table
 
 
 def best(rows: Iterable[Row], by: tuple[str, ...]) -> list[Row]:
@@ -80,10 +102,10 @@ def tables(store: Store) -> list[Table]:
                 cells[-1] = row["skipped"][:60]
             table.add_row(*cells, style="red" if row.get("wrong") else None)
         shown.append(table)
-    return shown
+    return [*shown, *filter(None, [break_even(store)])]
 
 
-_TEXT = ("what", "file", "implementation", "method", "against", "tile", "test", "message", "how")
+_TEXT = ("what", "file", "implementation", "method", "against", "tile", "test", "message", "how", "missed", "load")
 
 
 def _cell(value: Any) -> str:
@@ -176,6 +198,9 @@ def _small(rows: list[Row], path: Path) -> None:
 
 
 def _engine(rows: list[Row], path: Path) -> None:
+    """What decodes after short prompts, by the number of requests."""
+    context = min(row["context"] for row in rows)
+    rows = [row for row in rows if row["context"] == context and row["load"] == "all decode"]
     figure, axes = _grid(3)
     shown = ("step_ms", "gpu_idle_share", "tokens_per_second")
     labels = ("milliseconds per step", "share of a step that the GPU waits", "tokens/s with assumed acceptance")

@@ -4,10 +4,11 @@ vLLM has such a mode for its own rejection sampler (``rejection_sample_method: s
 module does the same from outside: before a walk, the target's draws on one path of the tree are replaced by the tokens
 drafted there, as deep as chance wants it. What the drafter thinks of its tokens is replaced too, because a drafter with
 random weights finds all tokens equally unlikely, and grows trees of two levels.
-The draws cost five small launches per step, which are part of the step that is measured.
+The draws cost some small launches per step, which are part of the step that is measured.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,17 +18,24 @@ GEOMETRIC = 0.6
 """The drafter's probability of its best token; each next one has 0.4 of that of the one before."""
 
 
+RATES = {4: 0.70, 15: 0.80, 31: 0.83, 59: 0.85}
+"""Assumed chance that a node of the best path is accepted after the one before it, from so many drafted tokens on.
+vLLM's methods are given the same."""
+
+
+def rate_for(nodes: int) -> float:
+    return max((rate for least, rate in RATES.items() if least <= nodes), default=min(RATES.values()))
+
+
 def unconditional(rate: float, depth: int) -> list[float]:
     """Chance that at least so many drafted tokens are accepted, when each is with ``rate``."""
     return [rate ** (level + 1) for level in range(depth)]
 
 
-def tokens_per_step(rates: list[float]) -> float:
-    return 1 + sum(rates)
-
-
 class Acceptance:
-    def __init__(self, rate: float) -> None:
+    """``rate`` of so many drafted tokens."""
+
+    def __init__(self, rate: Callable[[int], float] = rate_for) -> None:
         self.rate = rate
         self._nodes: list[int] = []
         self._paths: dict[int, Tensor] = {}
@@ -35,8 +43,9 @@ class Acceptance:
 
     def draws(self, drawn: Tensor, drafted: Tensor, starts: Tensor, parents: Tensor, levels: int) -> Tensor:
         """``drawn`` ``[rows]`` changed so that a walk down ``parents`` ``[R, N + 1]`` accepts as many as chance wants,
-        ``levels`` at most. Chains have the parents of a chain."""
-        if drawn.shape[0] == parents.shape[0]:
+        ``levels`` at most. Chains have the parents of a chain. A request may have fewer rows than its tree has."""
+        rows, requests = drawn.shape[0], parents.shape[0]
+        if rows == requests:
             return drawn  # nothing was drafted
         if not self._nodes:
             # All trees are alike, because the drafter is made to think the same of all. Waits for the device, once.
@@ -48,10 +57,14 @@ class Acceptance:
         if width not in self._paths:
             self._paths[width] = torch.tensor([node for node in self._nodes if node < width], device=drawn.device)
         path = self._paths[width]
-        accepted = (torch.rand(parents.shape[0], len(path) - 1, device=drawn.device) < self.rate).cumprod(dim=1).bool()
-        rows = (starts[:-1, None] + path).clamp(max=drawn.shape[0] - 1)
-        changed = torch.where(accepted, drafted[rows[:, 1:]], drawn[rows[:, :-1]])
-        return drawn.scatter(0, rows[:, :-1].flatten(), changed.flatten().to(drawn.dtype))
+        there = path < (starts[1:] - starts[:-1])[:, None]
+        chance = torch.rand(requests, len(path) - 1, device=drawn.device) < self.rate(rows // requests - 1)
+        accepted = (chance & there[:, 1:]).cumprod(dim=1).bool()
+        # What is not there is a row after the last, which is taken away again.
+        at = torch.where(there, starts[:-1, None] + path, rows)
+        drawn, drafted = (torch.cat((each, each[:1])) for each in (drawn, drafted))
+        changed = torch.where(accepted, drafted[at[:, 1:]], drawn[at[:, :-1]])
+        return drawn.scatter(0, at[:, :-1].flatten(), changed.flatten().to(drawn.dtype))[:rows]
 
 
 def first_children(parents: list[int]) -> list[int]:
@@ -62,12 +75,12 @@ def first_children(parents: list[int]) -> list[int]:
     return path
 
 
-def accept(rate: float) -> None:
+def accept() -> None:
     """Make our verifiers accept synthetically, in this process, from now on."""
     from vllm_specext.engine.verification.sampler import TargetOnlyVerifier, TreeVerifier
 
     _replace_probabilities()
-    acceptance = Acceptance(rate)
+    acceptance = Acceptance()
     tree, chain = TreeVerifier.walk, TargetOnlyVerifier.walk
 
     def walk_tree(self: Any, drawn: Tensor, drafted: Tensor, starts: Tensor, slots: Tensor) -> Any:
@@ -82,6 +95,20 @@ def accept(rate: float) -> None:
 
     for verifier, walk in ((TreeVerifier, walk_tree), (TargetOnlyVerifier, walk_chain)):
         setattr(verifier, "walk", walk)  # noqa: B010 - mypy lets no method be assigned to
+
+
+def complete_block_drafters() -> None:
+    """Let vLLM's drafters of blocks, which join some of their weights when they read them, do so with dummy weights."""
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    stock = DummyModelLoader.load_weights
+
+    def load_weights(self: Any, model: Any, model_config: Any) -> None:
+        stock(self, model, model_config)
+        if (join := getattr(getattr(model, "model", None), "_build_fused_kv_buffers", None)) is not None:
+            join()
+
+    setattr(DummyModelLoader, "load_weights", load_weights)  # noqa: B010
 
 
 def _replace_probabilities() -> None:

@@ -1,8 +1,10 @@
 """How long something takes on the GPU.
 
-Device time between two events, the median of many runs after a warm-up. Before every run the L2 cache is overwritten
-unless asked otherwise, because a step of a model leaves nothing of the last one there. Code is replayed from a CUDA
-graph where it can be captured, which leaves the host out of the figure; ``graph=False`` leaves it in.
+Device time between two events, the median of many runs after a warm-up. A step of a model leaves nothing in the L2
+cache of what the last one read. So what is small is measured on several copies of its data in turn, and before every
+run other memory is read, unless asked otherwise: written, it would have to leave the cache while the run is measured.
+Code is replayed from a CUDA graph where it can be captured, which leaves the host out of the figure; ``graph=False``
+leaves it in.
 On a CPU the same calls measure wall time, so that everything around a measurement can be tried without a GPU.
 """
 
@@ -19,6 +21,9 @@ from torch import Tensor
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REPEATS = 25
 WARM_UP = 3
+CACHE_BYTES = 512 << 20
+"""Four times as large as the L2 of any GPU so far."""
+MOST_COPIES = 8
 
 
 @dataclass(frozen=True)
@@ -35,18 +40,29 @@ class Timing:
 
 
 def measure(
-    function: Callable[[], Any], *, graph: bool = True, calls: int = 1, flush: bool = True, repeats: int = REPEATS
+    *functions: Callable[[], Any], graph: bool = True, calls: int = 1, flush: bool = True, repeats: int = REPEATS
 ) -> Timing:
-    """Microseconds of one call of ``function``. ``calls``: how many are in a graph, to hide the graph's own launch
-    behind calls that take little longer than it does."""
+    """Microseconds of one call. ``functions`` do the same on copies of the data, one after another. ``calls``: how
+    often all of them are in a graph, to hide the graph's own launch in calls that take little longer than it does."""
+
+    def all_functions() -> None:
+        for function in functions:
+            function()
+
     if DEVICE == "cpu":
-        return _summary(_on_host(function, repeats), "host")
+        return _summary([one / len(functions) for one in _on_host(all_functions, repeats)], "host")
     for _ in range(WARM_UP):
-        function()
+        all_functions()
     torch.cuda.synchronize()
-    replay = _captured(function, calls) if graph else None
-    taken = _on_device(replay or function, flush, repeats)
-    return _summary([one / calls for one in taken], "graph") if replay else _summary(taken, "eager")
+    replay = _captured(all_functions, calls) if graph else None
+    taken = _on_device(replay or all_functions, flush, repeats)
+    count = len(functions) * (calls if replay else 1)
+    return _summary([one / count for one in taken], "graph" if replay else "eager")
+
+
+def copies_for(size: int) -> int:
+    """How many copies of so many bytes of data are needed, for none to be found in the cache when its turn comes."""
+    return 1 if DEVICE == "cpu" else min(MOST_COPIES, max(1, -(-CACHE_BYTES // size)))
 
 
 def _captured(function: Callable[[], Any], calls: int) -> Callable[[], None] | None:
@@ -75,7 +91,7 @@ def _on_device(function: Callable[[], Any], flush: bool, repeats: int) -> list[f
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for begun, ended in events:
         if flush:
-            _cache_filler().zero_()
+            _cache_filler().sum()
         begun.record()
         function()
         ended.record()
@@ -95,8 +111,7 @@ def _on_host(function: Callable[[], Any], repeats: int) -> list[float]:
 
 @cache
 def _cache_filler() -> Tensor:
-    """Four times as large as the L2 of any GPU so far."""
-    return torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    return torch.zeros(CACHE_BYTES // 4, dtype=torch.float32, device="cuda")
 
 
 def _summary(taken: list[float], how: str) -> Timing:

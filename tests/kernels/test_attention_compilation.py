@@ -112,7 +112,7 @@ A_SECOND_PROGRAM_IS_BETTER = {(80, 16), (89, 7), (89, 4), (120, 7), (120, 4)}
 """Whose place on a processor a third stage would take."""
 
 
-@pytest.mark.parametrize("rows", [60, 32, 16, 7, 4])
+@pytest.mark.parametrize("rows", [60, 16, 7, *(pytest.param(rows, marks=pytest.mark.extended) for rows in (32, 4))])
 def test_keys_and_values_are_fetched_two_tiles_ahead(compiled: tuple[int, Launched], rows: int) -> None:
     """Branches before the loop, its bounds, conversions in it, and addresses that are loaded in the same turn, can
     prevent that."""
@@ -148,7 +148,12 @@ def loops(machine_code: str, product: str) -> list[list[str]]:
     return found
 
 
-HOPPER_SHAPES = [(64, 60, 0), (128, 60, 0), (128, 32, 0), (128, 16, 0), (128, 60, 4096), (256, 60, 0)]
+HOPPER_SHAPES = [
+    (128, 60, 0),
+    (128, 16, 0),
+    (128, 60, 4096),
+    *(pytest.param(*shape, marks=pytest.mark.extended) for shape in ((64, 60, 0), (128, 32, 0), (256, 60, 0))),
+]
 
 
 @pytest.mark.parametrize(("head_size", "rows", "window"), HOPPER_SHAPES)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_compilation import SHARED_MEMORY, Launched, compiled  # noqa: F401
+from compiling import PROCESSORS, Launched, compiled  # noqa: F401
 from test_token_guided_fusion import (
     EPS,
     ON_GPU,
@@ -56,7 +56,7 @@ def test_kernels_compile_and_fit(
     ]  # fmt: skip
     for _, built in launched:
         assert built.asm["cubin"]
-        assert built.metadata.shared <= SHARED_MEMORY[capability] * 1024
+        assert built.metadata.shared <= PROCESSORS[capability].memory_of_program
 
 
 class Grids(list[tuple[int, ...]]):

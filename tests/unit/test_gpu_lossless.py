@@ -45,7 +45,12 @@ def test_other_tokens_are_wrong_but_for_the_fault() -> None:
 
 def test_an_engine_that_ends_costs_its_own_row() -> None:
     found = Answers(different=lambda each: bool(each.fault), dead="moa").rows()
-    assert [name for name, row in found.items() if row.get("wrong")] == ["moa tree", "moa tree in graphs"]
+    assert [name for name, row in found.items() if row.get("wrong")] == [
+        "moa tree",
+        "moa tree and clients' trees",
+        "moa tree in graphs",
+        "moa tree and clients' trees in graphs",
+    ]
     assert found["moa tree"]["message"] == "the end of the log"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_suite import __main__ as command_line
-from benchmarks.gpu_suite import engine, machine, parts, runner, timing
+from benchmarks.gpu_suite import engine_methods, machine, parts, runner, timing
 from benchmarks.gpu_suite.store import Store
 
 MACHINE = {"gpu": "NVIDIA H100 80GB HBM3", "driver": "580", "torch": "2.11.0", "triton": "3.6.0", "vllm": None}
@@ -78,9 +78,15 @@ def test_the_parts_are_listed_and_an_unknown_one_is_named(capsys: pytest.Capture
 
 
 def test_engine_stands_for_all_its_methods() -> None:
-    assert [each.arguments for each in parts.chosen(["engine"])] == [(name,) for name in parts.ENGINE_METHODS]
-    assert [each.name for each in parts.chosen(["tgf", "engine:plain"])] == ["tgf", "engine:plain"]
-    assert set(parts.ENGINE_METHODS) == set(engine.METHODS)
+    assert [each.arguments for each in parts.chosen(["engine"])] == [(name,) for name in engine_methods.METHODS]
+    assert [each.name for each in parts.chosen(["tgf", "engine:plain"])] == ["engine:plain", "tgf"]
+
+
+def test_what_is_wrong_comes_first_and_what_might_be_better_last() -> None:
+    names = list(dict.fromkeys(part.name.split(":")[0] for part in parts.PARTS))
+    assert names[:3] == ["correctness", "lossless", "engine"]
+    assert names[-2:] == ["attention_tiles", "tgf_tiles"]
+    assert all(part.limit <= 480 for part in parts.PARTS)
 
 
 @pytest.mark.parametrize("each", parts.PARTS, ids=lambda each: each.name)
@@ -153,7 +159,7 @@ def test_a_part_whose_module_is_missing_is_not_run(tmp_path: Path, sources: Path
 
 @on_cpu
 def test_a_part_runs_in_its_own_process_and_its_rows_come_back() -> None:
-    bandwidth = parts.PARTS[0]
+    bandwidth = parts.chosen(["bandwidth"])[0]
     result = runner.run_part(bandwidth, 120)
     assert result["status"] == "done", result["message"]
     assert [row["what"] for row in result["rows"]] == ["copy", "read", "bf16 product"]

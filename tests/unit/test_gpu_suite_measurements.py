@@ -17,6 +17,7 @@ from benchmarks.gpu_suite import (
     correctness,
     dummy_models,
     engine,
+    engine_methods,
     fusion,
     small_kernels,
     synthetic,
@@ -53,6 +54,24 @@ def test_the_larger_of_two_floors_counts() -> None:
     assert measured.floor_us(by_bytes) == 2
     assert measured.floor_us(by_products) == 5
     assert measured.shares(by_products, 10) == {"bandwidth_share": 0.1, "floor_us": 5, "floor_share": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "figures", "missed"),
+    [
+        (59, {"floor_share": 0.7, "bandwidth_share": 0.5, "ratio_to_causal": 1.15}, []),
+        (59, {"floor_share": 0.69, "bandwidth_share": 0.9}, ["floor_share"]),
+        (
+            4,
+            {"floor_share": 0.9, "bandwidth_share": 0.84, "ratio_to_causal": 1.2},
+            ["bandwidth_share", "ratio_to_causal"],
+        ),
+    ],
+)
+def test_trees_are_judged_by_their_floor_and_chains_by_the_bandwidth(
+    nodes: int, figures: dict[str, float], missed: list[str]
+) -> None:
+    assert attention.missed({"nodes": nodes} | figures) == missed
 
 
 def test_kernels_are_used_up_to_where_they_lose_first() -> None:
@@ -153,7 +172,7 @@ def test_synthetic_acceptance_takes_the_best_path_as_deep_as_told(rate: float, a
     parents = torch.tensor([[0, 0, 0, 1, 1, 3]] * 2)
     drafted, drawn = torch.arange(12), torch.full((12,), -5)
     starts = torch.tensor([0, 6, 12])
-    told = synthetic.Acceptance(rate).draws(drawn, drafted, starts, parents, levels=3)
+    told = synthetic.Acceptance(lambda nodes: rate).draws(drawn, drafted, starts, parents, levels=3)
     _, num_sampled, path = accept_tree(told, drafted, starts, parents, 3)
     assert (num_sampled - 1).tolist() == [accepted] * 2
     if accepted:
@@ -163,7 +182,7 @@ def test_synthetic_acceptance_takes_the_best_path_as_deep_as_told(rate: float, a
 def test_synthetic_acceptance_waits_for_the_first_tree() -> None:
     drawn, drafted, starts = torch.full((6,), -5), torch.arange(6), torch.tensor([0, 6])
     chain = torch.tensor([[0, 0, 1, 2, 3, 4]])
-    acceptance = synthetic.Acceptance(1.0)
+    acceptance = synthetic.Acceptance(lambda nodes: 1.0)
     assert torch.equal(acceptance.draws(drawn, drafted, starts, chain, levels=3), drawn)
     assert acceptance.draws(drawn, drafted, starts, chain, levels=5).tolist() == [1, 2, 3, 4, 5, -5]
 
@@ -173,9 +192,25 @@ def test_graphs_are_captured_for_the_rows_that_steps_have() -> None:
     assert engine.captured((1, 4), 0) == [1, 4]
 
 
-def test_assumed_rates_are_those_of_chains_of_that_acceptance() -> None:
+def test_synthetic_acceptance_stays_in_a_request_whose_tree_was_cut() -> None:
+    """The first of two requests has three rows of its six: the path ends with node 1 there."""
+    parents = torch.tensor([[0, 0, 0, 1, 1, 3]] * 2)
+    drafted, drawn, starts = torch.arange(9), torch.full((9,), -5), torch.tensor([0, 3, 9])
+    told = synthetic.Acceptance(lambda nodes: 1.0).draws(drawn, drafted, starts, parents, levels=3)
+    assert told.tolist() == [1, -5, -5, 4, 6, -5, 8, -5, -5]
+
+
+def test_more_drafted_tokens_are_assumed_to_be_accepted_more_often() -> None:
     assert synthetic.unconditional(0.5, 3) == [0.5, 0.25, 0.125]
-    assert synthetic.tokens_per_step([0.5, 0.25, 0.125]) == 1.875
+    assert [synthetic.rate_for(nodes) for nodes in (1, 4, 14, 15, 59, 255)] == [0.7, 0.7, 0.7, 0.8, 0.85, 0.85]
+
+
+def test_vllms_methods_are_given_the_same_acceptance() -> None:
+    config = engine_methods.METHODS["eagle3-chain-4"].config(Path("drafter"), [1, 64])
+    assert config is not None
+    assert config["synthetic_acceptance_rates"] == synthetic.unconditional(0.7, 4)
+    default = engine_methods.METHODS["griffin-default"].config(Path("drafter"), [1, 64])
+    assert default == {"method": "griffin", "model": "drafter", "num_speculative_tokens": 59}
 
 
 def test_pytests_report_is_counted_and_a_run_without_tests_is_wrong() -> None:

@@ -63,7 +63,7 @@ from hypothesis import Phase, settings  # noqa: E402
 # The interpreter needs milliseconds per launch; the examples are the same in every run.
 settings.register_profile(
     "interpreter",
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     database=None,
