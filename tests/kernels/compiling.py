@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from vllm_specext.kernels.tree_attention.tiles import KIB, Processors
+from gpus import A100, B200, H100, RTX_4090, RTX_5090
 
 pytest.importorskip("triton")
 from triton import knobs
@@ -15,13 +14,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 CAPABILITIES = {"A100": 80, "RTX 4090": 89, "H100": 90, "B200": 100, "RTX 5090": 120}
-PROCESSORS = {
-    80: Processors(108, 164 * KIB, 163 * KIB, queries_in_memory=False),
-    89: Processors(128, 100 * KIB, 99 * KIB, queries_in_memory=False),
-    90: Processors(132, 228 * KIB, 227 * KIB, queries_in_memory=True),
-    100: Processors(148, 228 * KIB, 227 * KIB, queries_in_memory=True),
-    120: Processors(170, 100 * KIB, 99 * KIB, queries_in_memory=False),
-}
+PROCESSORS = {80: A100, 89: RTX_4090, 90: H100, 100: B200, 120: RTX_5090}
 
 Launched = list[tuple[str, Any]]
 

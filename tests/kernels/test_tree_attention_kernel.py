@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 import torch
 from cache_layouts import halves
+from gpus import A100, H100, RTX_4090
 from test_tree_attention import SCALE, Case, make
 
 pytest.importorskip("triton")
 
 from vllm_specext.kernels.tree_attention import TreeRows, kernel, tiles
 from vllm_specext.kernels.tree_attention.tiles import KIB, Launch, Processors, Tile
-
-A100 = Processors(108, 164 * KIB, 163 * KIB, queries_in_memory=False)
-RTX_4090 = Processors(128, 100 * KIB, 99 * KIB, queries_in_memory=False)
-H100 = Processors(132, 228 * KIB, 227 * KIB, queries_in_memory=True)
 
 
 def rows_of(requests: int, query_len: int, max_seq_len: int) -> TreeRows:

@@ -24,6 +24,7 @@ from benchmarks.gpu_suite import (
     timing,
 )
 from benchmarks.gpu_suite.attention_problem import Problem, Shape, random_trees
+from tests.kernels.gpus import H100
 from vllm_specext.methods.griffin.checkpoint import read_shape
 from vllm_specext.tree.walk import accept_tree
 
@@ -124,11 +125,10 @@ def test_a_wrong_result_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None
 def test_tiles_are_tried_beside_the_kernels_own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from vllm_specext.kernels.tree_attention import kernel
-    from vllm_specext.kernels.tree_attention.tiles import KIB, Processors
+    from vllm_specext.kernels.tree_attention.tiles import Processors
 
     launched = []
-    gpu = Processors(132, 228 * KIB, 227 * KIB, queries_in_memory=True)
-    monkeypatch.setattr(Processors, "of", lambda device: gpu)
+    monkeypatch.setattr(Processors, "of", lambda device: H100)
     monkeypatch.setattr(kernel, "tree_attention", lambda *args, **options: launched.append(options["launch"]))
     rows = list(attention.tile_rows([SMALL], [(64, 32, 4, 3)], [1, 4]))
     assert SMALL.requests == 2

@@ -11,6 +11,7 @@ import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
 from torch import Tensor
 
+from tests.kernels.gpus import H100
 from vllm_specext.engine.drafting import warm_up
 from vllm_specext.engine.graph_sizes import most_drafted
 from vllm_specext.engine.verification.tree_states import TreeStates
@@ -64,10 +65,9 @@ def test_no_step_needs_a_variant_that_was_not_compiled(
 ) -> None:
     pytest.importorskip("triton")
     from vllm_specext.kernels.tree_attention import variant
-    from vllm_specext.kernels.tree_attention.tiles import KIB, Processors
+    from vllm_specext.kernels.tree_attention.tiles import Processors
 
-    h100 = Processors(132, 228 * KIB, 227 * KIB, queries_in_memory=True)
-    monkeypatch.setattr(Processors, "of", lambda device: h100)
+    monkeypatch.setattr(Processors, "of", lambda device: H100)
     trees = TreeStates(SHAPE, most, MAX_MODEL_LEN, torch.device("cpu"))
     drafted = most_drafted(config([[1, 4, 59], [5, 8, 31], [9, 64, 4], [65, 1000, 2]], most))
     layer, table = Layer(*heads), torch.zeros(most, 8, dtype=torch.int32)
