@@ -8,8 +8,10 @@ import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the
 from torch import Tensor
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 
-from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
+from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes, in_order
 from vllm_specext.engine.standalone.captured_passes import CapturedPasses, PassKind, buffers, fill
+from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
+from vllm_specext.tree.topology import pack
 
 DEVICE = torch.device("cpu")
 BLOCKS, PAGE = 4, 16
@@ -94,3 +96,37 @@ def test_slots_that_the_block_table_has_not_are_not_written() -> None:
         visible=torch.ones(1, 3, 1, dtype=torch.int32),
     )
     assert made(given, 3, 2 * MAX_LEN)[:, 2].tolist() == [MAX_LEN - 1, PAD_SLOT_ID, PAD_SLOT_ID]
+
+
+@pytest.mark.parametrize("respects_ends", [True, False])
+def test_what_others_left_in_the_slots_of_rows_that_do_not_count_reaches_no_row(respects_ends: bool) -> None:
+    """No row reads them, so that no implementation of attention has to keep them from the others. The control does."""
+    prefix, width, ends = 5, 4, torch.tensor([1, 3, 0])
+    requests, pages = len(ends), torch.randn(3, 1, PAGE, 2 * 32)
+    for request, end in enumerate(ends.tolist()):
+        pages[request, :, prefix + end + 1 :] = torch.nan
+    causal = pack(torch.ones(width, width, dtype=torch.bool).tril())
+    rows = TreeRows(
+        block_table=torch.arange(requests, dtype=torch.int32)[:, None],
+        query_start_loc=torch.arange(0, requests * width + 1, width, dtype=torch.int32),
+        prefix_lens=torch.full((requests,), prefix),
+        visible=in_order(causal, ends if respects_ends else torch.full_like(ends, width - 1)),
+        num_rows=requests * width,
+        max_query_len=width,
+        num_nodes=width,
+        max_seq_len=PAGE,
+    )
+    query = torch.randn(requests * width, 1, 32)
+    keys, values = pages.chunk(2, dim=-1)
+    out = torch.empty_like(query)
+    tree_attention(query, keys, values, rows, out, scale=1.0)
+    of_request = out.view(requests, width, -1)
+    if not respects_ends:
+        assert of_request[0, -1].isnan().any()
+        return
+    for request, end in enumerate(ends.tolist()):
+        for row in range(width):
+            seen = prefix + min(row, end) + 1
+            key, value = keys[request, 0, :seen], values[request, 0, :seen]
+            expected = torch.softmax(query[request * width + row, 0] @ key.T, dim=0) @ value
+            torch.testing.assert_close(of_request[request, row], expected)

@@ -37,6 +37,14 @@ class Nodes:
     """What the drafter reads beside the token, ``[R, q, d]``; ``None`` where it reads nothing else."""
 
 
+def in_order(causal: Tensor, ends: Tensor) -> Tensor:
+    """What rows of texts see, as bits ``[R, q, words]``: those before them, by ``causal`` ``[q, words]``, and up to
+    the last one that counts, ``ends`` ``[R]``. Rows after it have no keys and values; whatever lies in their slots
+    would be read for all rows, where a weight of 0 does not cancel a NaN."""
+    place = torch.arange(len(causal), device=causal.device)
+    return causal[torch.minimum(place, ends[:, None])]
+
+
 @dataclass(frozen=True)
 class CacheGroup:
     """Attention layers that share a block table."""

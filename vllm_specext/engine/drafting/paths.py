@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_specext.engine.drafting.node_passes import Nodes
+from vllm_specext.engine.drafting.node_passes import Nodes, in_order
 from vllm_specext.engine.verification.layout import AcceptedPaths
 
 
@@ -38,7 +38,7 @@ class PathInputs:
         self.ends[:requests] = num_sampled - 1
 
     def nodes(self, written: Tensor, causal: Tensor, features: Tensor | None = None) -> Nodes:
-        """The rows as nodes of a pass, each of which sees those before it: ``causal`` ``[1, W, words]``. The cache gets
+        """The rows as nodes of a pass, each of which sees those before it: ``causal`` ``[W, words]``. The cache gets
         those of the requests that are ``written`` ``[R]``. ``features`` ``[R, W, d]``."""
         return Nodes(
             ids=self.ids,
@@ -46,7 +46,7 @@ class PathInputs:
             slots=self.slots,
             written=written[:, None] & self.counts,
             prefix_lens=self.starts,
-            visible=causal.expand(len(self.ids), -1, -1),
+            visible=in_order(causal, self.ends),
             features=features,
         )
 

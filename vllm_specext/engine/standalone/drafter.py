@@ -19,7 +19,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.changes.replacements import replaces
-from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
+from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes, in_order
 from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.standalone.cache import StandaloneCache, TextRows
 from vllm_specext.engine.standalone.captured_passes import SINGLE, CapturedPasses, PassKind
@@ -159,9 +159,9 @@ class StandaloneDrafter:
         requests, width = ids.shape
         place = torch.arange(width, device=self.device)
         slots = ends[:, None] + place
-        visible = self._causal(width).expand(requests, -1, -1)
-        given = Nodes(ids, slots, slots, place < counts[:, None], ends, visible)
-        lasts = torch.arange(requests, device=self.device) * width + (counts - 1).clamp(min=0)
+        last = (counts - 1).clamp(min=0)
+        given = Nodes(ids, slots, slots, place < counts[:, None], ends, in_order(self._causal(width), last))
+        lasts = torch.arange(requests, device=self.device) * width + last
         return self.nodes(given, width, longest + width)[lasts]
 
     def grow_trees(self, levels: int) -> None:
