@@ -103,7 +103,10 @@ class Units(LoadScopeScheduling):
         return unit_of(nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Units:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Units | None:
+    """Files go to workers, unless another way than xdist's usual one is asked for."""
+    if config.option.dist != "load":
+        return None
     config.option.loadscopereorder = False  # xdist would begin with what has the most tests
     return Units(config, log)
 

@@ -12,6 +12,8 @@ from rich.console import Console
 
 from benchmarks import gpu_suite
 from benchmarks.gpu_suite import machine, report, runner
+from benchmarks.gpu_suite.engine_methods import MEBIBYTES
+from benchmarks.gpu_suite.part_process import write_rows
 from benchmarks.gpu_suite.parts import PARTS, chosen
 from benchmarks.gpu_suite.store import Store
 
@@ -35,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.one:
-        runner.write_rows(next(part for part in PARTS if part.name == args.one), args.rows)
+        write_rows(next(part for part in PARTS if part.name == args.one), args.rows)
         return 0
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     if args.list:
@@ -61,6 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         budget=args.budget,
         again=args.again,
         order=[part.name for part in PARTS],
+        together=max(1, described["memory_mebibytes"] // MEBIBYTES),
         tell=lambda text: console.print(text, markup=False),
     )
     return summarise(console, store, became)

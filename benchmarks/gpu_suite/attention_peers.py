@@ -70,7 +70,7 @@ def flashinfer(problem: Problem) -> Call:
     workspace = torch.empty(512 << 20, dtype=torch.uint8, device=problem.query.device)
     wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
     pages = torch.arange(0, shape.requests + 1, dtype=torch.int32, device=workspace.device) * shape.pages
-    last = (shape.context + shape.rows - 1) % shape.page_size + 1
+    last = (shape.slots - 1) % shape.page_size + 1
     wrapper.plan(
         problem.rows.query_start_loc,
         pages,
@@ -101,8 +101,8 @@ def xformers(problem: Problem) -> Call:
     tree = [x[:, shape.context :].contiguous().expand(-1, -1, -1, groups, -1) for x in dense]
     seen = problem.mask[0, :, shape.context :]
     # Rows of a bias have to begin at multiples of 8 elements.
-    room = torch.zeros(shape.rows, -(-shape.rows // 8) * 8, dtype=query.dtype, device=query.device)
-    bias = room[:, : shape.rows].masked_fill_(~seen, float("-inf"))
+    room = torch.zeros(shape.rows, -(-(shape.nodes + 1) // 8) * 8, dtype=query.dtype, device=query.device)
+    bias = room[:, : shape.nodes + 1].masked_fill_(~seen, float("-inf"))
     lens = [shape.context] * shape.requests
     padded = BlockDiagonalPaddedKeysMask.from_seqlens([shape.rows] * shape.requests, shape.context, lens)
     return lambda: attend(query, *tree, *prefix, bias, padded).flatten(2, 3).flatten(0, 1)
@@ -129,7 +129,7 @@ def flash_3(problem: Problem) -> Call:
 
     if not is_fa_version_supported(3):
         raise ImportError("vLLM's FlashAttention 3 is not in this installation or not for this GPU")
-    lens = problem.rows.prefix_lens + problem.shape.rows
+    lens = problem.rows.prefix_lens + problem.shape.nodes + 1
     keys, values = problem.keys.transpose(1, 2), problem.values.transpose(1, 2)
     return lambda: flash_attn_varlen_func(
         problem.query,

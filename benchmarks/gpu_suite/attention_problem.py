@@ -1,4 +1,4 @@
-"""Verification of draft trees as attention sees it: the inputs that all implementations are given.
+"""Draft trees that are verified or drafted as attention sees them: the inputs that all implementations are given.
 
 Keys and values lie as on a GPU of vLLM's, in scattered pages ``[pages, page size, Hkv, 2 D]``; implementations that
 know no pages get the same numbers side by side.
@@ -25,16 +25,23 @@ class Shape:
     kv_heads: int = 8
     head_size: int = 128
     page_size: int = 16
+    frontier: int = 0
+    """Of a level that is drafted: the rows are so many of the last nodes. A tree that is verified has all for rows."""
 
     @property
     def rows(self) -> int:
         """Of one request."""
-        return self.nodes + 1
+        return self.frontier or self.nodes + 1
+
+    @property
+    def slots(self) -> int:
+        """Of one request, its nodes and their root included."""
+        return self.context + self.nodes + 1
 
     @property
     def pages(self) -> int:
         """Of one request."""
-        return -(-(self.context + self.rows) // self.page_size)
+        return -(-self.slots // self.page_size)
 
 
 class Problem:
@@ -58,18 +65,17 @@ class Problem:
             block_table=self.table,
             query_start_loc=starts,
             prefix_lens=torch.full((shape.requests,), shape.context, dtype=torch.int32, device=DEVICE),
-            visible=topology.ancestors.to(DEVICE),
+            visible=topology.ancestors[:, -shape.rows :].to(DEVICE),
             num_rows=rows,
             max_query_len=shape.rows,
-            num_nodes=shape.rows,
-            max_seq_len=shape.context + shape.rows,
+            num_nodes=shape.nodes + 1,
+            max_seq_len=shape.slots,
         )
 
     @cached_property
     def dense(self) -> tuple[Tensor, Tensor]:
         """Keys and values ``[R, Hkv, S, D]``."""
-        length = self.shape.context + self.shape.rows
-        of_request = self.cache[self.table.long()].flatten(1, 2)[:, :length].transpose(1, 2)
+        of_request = self.cache[self.table.long()].flatten(1, 2)[:, : self.shape.slots].transpose(1, 2)
         keys, values = (half.contiguous() for half in of_request.chunk(2, dim=-1))
         return keys, values
 
@@ -81,7 +87,7 @@ class Problem:
     @cached_property
     def mask(self) -> Tensor:
         """``[R, Q, S]`` bool."""
-        in_tree = unpack(self.rows.visible, self.shape.rows)
+        in_tree = unpack(self.rows.visible, self.shape.nodes + 1)
         prefix = in_tree.new_ones(*in_tree.shape[:2], self.shape.context)
         return torch.cat((prefix, in_tree), dim=2)
 

@@ -43,12 +43,12 @@ class Ceilings:
 
 
 def attention(
-    requests: int, context: int, rows: int, *, heads: int, kv_heads: int, head_size: int, element: int = 2
+    requests: int, slots: int, rows: int, *, heads: int, kv_heads: int, head_size: int, element: int = 2
 ) -> Work:
-    """``rows`` query rows per request that see ``context`` and each other."""
-    keys = requests * (context + rows) * kv_heads * head_size
+    """``rows`` query rows per request over ``slots`` of keys and values."""
+    keys = requests * slots * kv_heads * head_size
     queries = requests * rows * heads * head_size
-    return Work(2 * element * (keys + queries), 4 * queries * (context + rows))
+    return Work(2 * element * (keys + queries), 4 * queries * slots)
 
 
 def fusion(rows: int, *, hidden: int, inner: int, element: int = 2) -> Work:

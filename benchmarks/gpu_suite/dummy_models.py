@@ -21,6 +21,12 @@ class Size:
     head_size: int
     vocabulary: int
 
+    @property
+    def cached_bytes(self) -> int:
+        """Of a token in 16 bits: the target's keys and values, and those of the drafter that has most."""
+        drafter = max(self.heads, min(BLOCK_LAYERS, self.layers) * self.kv_heads)
+        return 4 * self.head_size * (self.layers * self.kv_heads + drafter)
+
 
 LLAMA_3_8B = Size(4096, 14336, 32, 32, 8, 128, 128256)
 CONTEXT = 40960

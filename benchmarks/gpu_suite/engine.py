@@ -1,29 +1,27 @@
 """The parts ``engine:...``: a step of vLLM on Llama-3-8B's shape with random weights, by method and load.
 
-Prompts are read first and not timed, but for the load in which they arrive. Then so many steps of the whole batch are
-timed between two synchronisations; a profile of a few more says how long the GPU was busy per step, with what, and so
-how long it waited for the host. Random weights accept nothing, so acceptance is synthetic: vLLM's own mode for its
-methods, ``synthetic.py`` for ours. The rates are assumptions; what needs none is ``step_ms`` and the tokens per step
-from which on a method is faster than plain decoding.
+Random weights accept nothing, so acceptance is synthetic: vLLM's own mode for its methods, ``synthetic.py`` for ours.
+The rates are assumptions; what needs none is ``step_ms`` and the tokens per step from which on a method is faster than
+plain decoding.
 """
 
 import os
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_suite import dummy_models, synthetic
+from benchmarks.gpu_suite import dummy_models, gate, synthetic
 from benchmarks.gpu_suite.engine_methods import LOADS, METHODS, STOCK, Load
-from benchmarks.gpu_suite.timing import DEVICE
+from benchmarks.gpu_suite.engine_steps import Run
 
-WARM_UP_STEPS, STEPS, PROFILED_STEPS, STEPS_PER_PROMPT = 10, 40, 8, 8
 MAX_MODEL_LEN = 32768 + 1024
-LISTED_KERNELS = 12
+MOST_TOKENS = 512
+"""That a request gets while it is measured, drafts included."""
+SHARE_OF_THE_GPU = 0.2
+"""That an engine wants to find free when it starts."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -68,11 +66,18 @@ def rows(
             enable_prefix_caching=False,
             max_num_seqs=max(batches),
             max_model_len=max_model_len,
+            # By what is needed, not by what is free: other engines start beside this one.
+            gpu_memory_utilization=SHARE_OF_THE_GPU,
             seed=0,
-            **(({"cudagraph_capture_sizes": captured(batches, method.nodes)} if method.fixed else {}) | engine),
+            **(
+                {"kv_cache_memory_bytes": cache_bytes(size, loads, max_model_len)}
+                | ({"cudagraph_capture_sizes": captured(batches, method.nodes)} if method.fixed else {})
+                | engine
+            ),
         )
         started = time.perf_counter() - begun
         run = Run(llm, speculative, size.vocabulary, max_model_len)
+        gate.wait()
         for load in loads:
             yield {
                 "method": name,
@@ -83,133 +88,11 @@ def rows(
             }
 
 
+def cache_bytes(size: dummy_models.Size, loads: Iterable[Load], max_model_len: int) -> int:
+    """Of keys and values, for the load that has most of them, or the longest request that vLLM wants room for."""
+    return size.cached_bytes * max(max_model_len, *(load.requests * (load.context + MOST_TOKENS) for load in loads))
+
+
 def captured(batches: Iterable[int], nodes: int) -> list[int]:
     """Numbers of tokens that steps have: of the target, and of a drafter's single rows."""
     return sorted({rows for batch in batches for rows in (batch, batch * (1 + nodes))})
-
-
-class Run:
-    def __init__(self, llm: Any, speculative: dict[str, Any] | None, vocabulary: int, max_model_len: int) -> None:
-        from benchmarks.step_parts import functions_of
-        from benchmarks.stopwatch import Stopwatch
-
-        self.engine = llm.llm_engine
-        self.vocabulary, self.max_model_len = vocabulary, max_model_len
-        self.host = Stopwatch()
-        for function in functions_of(speculative):
-            with suppress(AttributeError, ImportError):  # where vLLM is not as the profile knows it
-                self.host.wrap(function)
-        self.asked = 0
-        self.emitted: dict[str, int] = {}
-        """Tokens so far, by request."""
-        self.gone: set[str] = set()
-        """Requests that made room for others."""
-
-    def measure(self, load: Load) -> dict[str, Any]:
-        self.emitted.clear()
-        self.gone.clear()
-        self.asked = 0
-        for _ in range(load.requests):
-            self._ask(load.context)
-        while len(self.emitted) < load.requests:  # prompts are being read
-            self._step()
-        self._steps(WARM_UP_STEPS)
-        self.host.seconds.clear()
-        before = sum(self.emitted.values())
-        taken, steps = self._steps(STEPS, load.context if load.arriving else None)
-        tokens = sum(self.emitted.values()) - before
-        step_ms = 1000 * taken / steps
-        row = {
-            "steps": steps,
-            "step_ms": round(step_ms, 3),
-            "tokens_per_step": round(tokens / steps / load.requests, 3),
-            "tokens_per_second": round(tokens / taken, 1),
-            "host_ms": {part: round(1000 * spent / steps, 3) for part, spent in sorted(self.host.seconds.items())},
-            **({} if load.arriving else self._profile(step_ms)),
-        }
-        self.engine.abort_request(list(map(str, range(self.asked))))
-        while self.engine.has_unfinished_requests():
-            self.engine.step()
-        return row
-
-    def _ask(self, context: int) -> None:
-        """Another request, named by its number, with a prompt of its own."""
-        from vllm import SamplingParams
-
-        ids = [(17 * self.asked + place) % self.vocabulary for place in range(context)]
-        room = self.max_model_len - context - 1
-        params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True, detokenize=False)
-        self.engine.add_request(str(self.asked), {"prompt_token_ids": ids}, params)
-        self.asked += 1
-
-    def _replace_the_oldest(self, context: int) -> None:
-        oldest = min(map(int, self.emitted.keys() - self.gone))
-        self.gone.add(str(oldest))
-        self.engine.abort_request([str(oldest)])
-        self._ask(context)
-
-    def _step(self) -> None:
-        for output in self.engine.step():
-            self.emitted[output.request_id] = len(output.outputs[0].token_ids)
-            if output.finished and output.request_id not in self.gone:
-                raise RuntimeError(f"request {output.request_id} ended while it was measured")
-
-    def _steps(self, count: int, arriving: int | None = None) -> tuple[float, int]:
-        """Seconds of at least ``count`` steps, and how many they were; the GPU idle before and after. Every few of them
-        a prompt of ``arriving`` tokens arrives."""
-        _synchronize()
-        first, begun = self.host.calls["target"], time.perf_counter()
-        next_prompt = first
-        while self.host.calls["target"] < first + count:
-            if arriving is not None and self.host.calls["target"] >= next_prompt:
-                next_prompt += STEPS_PER_PROMPT
-                self._replace_the_oldest(arriving)
-            self._step()
-        _synchronize()
-        return time.perf_counter() - begun, self.host.calls["target"] - first
-
-    def _profile(self, step_ms: float) -> dict[str, Any]:
-        if DEVICE == "cpu":
-            return {}
-        from torch.autograd import DeviceType
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            _, steps = self._steps(PROFILED_STEPS)
-        events = [
-            (event.name(), event.start_ns(), event.duration_ns())
-            for event in profiler.profiler.kineto_results.events()
-            if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
-        ]
-        return busy(events, steps, step_ms)
-
-
-def busy(events: Iterable[tuple[str, int, int]], steps: int, step_ms: float) -> dict[str, Any]:
-    """From the GPU's activities ``(name, start, duration)``, in nanoseconds: what a step of ``step_ms``, timed without
-    the profiler, keeps the GPU busy with. Activities may run side by side."""
-    by_name: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    covered, end = 0, 0
-    for name, start, duration in sorted(events, key=lambda event: event[1]):
-        covered += max(0, start + duration - max(start, end))
-        end = max(end, start + duration)
-        by_name[name][0] += duration
-        by_name[name][1] += 1
-    busy_ms = covered / 1e6 / steps
-    most = sorted(by_name.items(), key=lambda item: -item[1][0])[:LISTED_KERNELS]
-    return {
-        "gpu_busy_ms": round(busy_ms, 3),
-        "gpu_idle_ms": round(max(0.0, step_ms - busy_ms), 3),
-        "gpu_idle_share": round(max(0.0, 1 - busy_ms / step_ms), 3),
-        "launches_per_step": round(sum(count for _, count in by_name.values()) / steps, 1),
-        "kernels": [
-            {"name": name[:100], "ms_per_step": round(spent / 1e6 / steps, 4), "per_step": round(count / steps, 1)}
-            for name, (spent, count) in most
-        ],
-    }
-
-
-def _synchronize() -> None:
-    if DEVICE == "cuda":
-        import torch
-
-        torch.cuda.synchronize()

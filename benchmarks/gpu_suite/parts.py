@@ -31,6 +31,10 @@ class Part:
     arguments: tuple[str, ...] = ()
     needs: str = ""
     """A module that has to be installed."""
+    is_timed: bool = True
+    """Whether what else runs on the machine would spoil its figures."""
+    starts_slowly: bool = False
+    """Whether it gets ready and then waits at the gate (``gate.py``): ``limit`` counts from there."""
 
     def rows(self) -> Rows:
         """Imports what it measures only now: a kernel that cannot be imported costs its own part alone."""
@@ -46,7 +50,7 @@ ATTENTION = (*MEASURING, HERE + "attention.py", HERE + "attention_problem.py", _
 FUSION = (*MEASURING, HERE + "fusion.py", _kernel("token_guided_fusion"))
 SMALL = (*MEASURING, HERE + "small_kernels.py", _kernel("pointers.py"))
 ENGINE = (
-    *(HERE + name for name in ("engine.py", "engine_methods.py", "synthetic.py", "dummy_models.py")),
+    *(HERE + name for name in ("engine.py", "engine_methods.py", "engine_steps.py", "synthetic.py", "dummy_models.py")),
     "vllm_specext",
 )
 
@@ -58,8 +62,9 @@ PARTS = (
         "correctness",
         "rows",
         30,
-        180,
-        (HERE + "correctness.py", "tests/kernels", "vllm_specext/kernels", "vllm_specext/tree"),
+        240,
+        (HERE + "correctness.py", HERE + "pytest_log.py", "tests/kernels", "vllm_specext/kernels", "vllm_specext/tree"),
+        is_timed=False,
     ),
     Part(
         "lossless",
@@ -70,9 +75,21 @@ PARTS = (
         300,
         (HERE + "lossless.py", "vllm_specext", "tests/engine"),
         needs="vllm",
+        is_timed=False,
     ),
     *(
-        Part(f"engine:{name}", f"steps of vLLM, {name}", "engine", "rows", 60, 200, ENGINE, (name,), "vllm")
+        Part(
+            f"engine:{name}",
+            f"steps of vLLM, {name}",
+            "engine",
+            "rows",
+            30,
+            150,
+            ENGINE,
+            (name,),
+            needs="vllm",
+            starts_slowly=True,
+        )
         for name in METHODS
     ),
     Part("bandwidth", "what the GPU copies, reads and multiplies", "ceilings", "rows", 10, 60, MEASURING),

@@ -14,8 +14,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "bandwidth": ("what", "us", "terabytes_per_second", "teraflops"),
     "correctness": ("file", "passed", "failed", "skipped_tests", "test", "message"),
     "tree_attention": (
-        *("implementation", "requests", "context", "nodes", "us", "bandwidth_share", "floor_share", "ratio_to_causal"),
-        *("missed", "difference", "how"),
+        *("implementation", "requests", "context", "nodes", "rows", "kv_heads", "us", "bandwidth_share"),
+        *("floor_share", "ratio_to_causal", "missed", "difference", "how"),
     ),
     "tgf": ("implementation", "rows", "us", "bandwidth_share", "floor_share", "difference", "how"),
     "compaction": ("what", "implementation", "requests", "us", "eager_us", "how"),
@@ -28,7 +28,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "lossless": ("method", "against", "requests", "different", "drafts", "accepted", "seconds", "message"),
     "engine": (
         *("method", "requests", "context", "load", "step_ms", "gpu_busy_ms", "gpu_idle_share", "launches_per_step"),
-        *("tokens_per_step", "faster_from", "tokens_per_second"),
+        *("tokens_per_step", "faster_from", "tokens_per_second", "message"),
     ),
 }
 BEST_TILES = 3

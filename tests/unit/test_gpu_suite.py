@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.gpu_suite import __main__ as command_line
 from benchmarks.gpu_suite import engine_methods, machine, parts, runner, timing
+from benchmarks.gpu_suite.part_process import PartProcess
 from benchmarks.gpu_suite.store import Store
 
 MACHINE = {"gpu": "NVIDIA H100 80GB HBM3", "driver": "580", "torch": "2.11.0", "triton": "3.6.0", "vllm": None}
@@ -40,10 +41,22 @@ class Suite:
     def run(self, names: tuple[str, ...] = ("one", "two"), **options: Any) -> dict[str, str]:
         self.ran.clear()
 
-        def one(which: parts.Part, seconds: float) -> dict[str, Any]:
-            self.ran.append((which.name, seconds))
-            self.now += 60
-            return {"seconds": 60.0, **self.result}
+        suite = self
+
+        class Process:
+            def __init__(self, which: parts.Part) -> None:
+                self.name = which.name
+
+            def is_ready(self) -> bool:
+                return True
+
+            def measure(self, seconds: float) -> dict[str, Any]:
+                suite.ran.append((self.name, seconds))
+                suite.now += 60
+                return {"seconds": 60.0, **suite.result}
+
+            def end(self) -> None:
+                raise AssertionError("nothing starts ahead here")
 
         arguments: dict[str, Any] = {"budget": 1000.0, "again": False} | options
         described = arguments.pop("described", MACHINE)
@@ -54,7 +67,7 @@ class Suite:
             **arguments,
             order=["one", "two"],
             tell=lambda text: None,
-            run=one,
+            start=Process,
             clock=lambda: self.now,
         )
 
@@ -160,12 +173,12 @@ def test_a_part_whose_module_is_missing_is_not_run(tmp_path: Path, sources: Path
 @on_cpu
 def test_a_part_runs_in_its_own_process_and_its_rows_come_back() -> None:
     bandwidth = parts.chosen(["bandwidth"])[0]
-    result = runner.run_part(bandwidth, 120)
+    result = PartProcess(bandwidth).measure(120)
     assert result["status"] == "done", result["message"]
     assert [row["what"] for row in result["rows"]] == ["copy", "read", "bf16 product"]
-    stopped = runner.run_part(bandwidth, 0.01)
+    stopped = PartProcess(bandwidth).measure(0.01)
     assert (stopped["status"], stopped["rows"]) == ("stopped", [])
-    failed = runner.run_part(replace(bandwidth, name="nothing"), 120)
+    failed = PartProcess(replace(bandwidth, name="nothing")).measure(120)
     assert failed["status"] == "failed"
     assert "invalid choice: 'nothing'" in failed["message"]
 

@@ -1,0 +1,149 @@
+"""Steps of a running engine: how long they take, and how long the GPU is busy in them, with what.
+
+Prompts are read first and not timed, but for the load in which they arrive. Then so many steps of the whole batch are
+timed between two synchronisations; a profile of a few more says how long the GPU was busy per step, and so how long it
+waited for the host.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from benchmarks.gpu_suite.engine_methods import Load
+from benchmarks.gpu_suite.timing import DEVICE
+
+WARM_UP_STEPS, STEPS, PROFILED_STEPS, STEPS_PER_PROMPT = 10, 40, 8, 8
+LISTED_KERNELS = 12
+
+
+class Run:
+    def __init__(self, llm: Any, speculative: dict[str, Any] | None, vocabulary: int, max_model_len: int) -> None:
+        from benchmarks.step_parts import functions_of
+        from benchmarks.stopwatch import Stopwatch
+
+        self.engine = llm.llm_engine
+        self.scheduler = self.engine.engine_core.engine_core.scheduler
+        self.vocabulary, self.max_model_len = vocabulary, max_model_len
+        self.host = Stopwatch()
+        for function in functions_of(speculative):
+            with suppress(AttributeError, ImportError):  # where vLLM is not as the profile knows it
+                self.host.wrap(function)
+        self.asked = 0
+        self.emitted: dict[str, int] = {}
+        """Tokens so far, by request."""
+        self.gone: set[str] = set()
+        """Requests that made room for others."""
+
+    def measure(self, load: Load) -> dict[str, Any]:
+        self.emitted.clear()
+        self.gone.clear()
+        self.asked = 0
+        for _ in range(load.requests):
+            self._ask(load.context)
+        while len(self.emitted) < load.requests:  # prompts are being read
+            self._step()
+        self._steps(WARM_UP_STEPS)
+        self.host.seconds.clear()
+        before = sum(self.emitted.values())
+        taken, steps = self._steps(STEPS, load.context if load.arriving else None)
+        tokens = sum(self.emitted.values()) - before
+        step_ms = 1000 * taken / steps
+        row = {
+            "steps": steps,
+            "step_ms": round(step_ms, 3),
+            "tokens_per_step": round(tokens / steps / load.requests, 3),
+            "tokens_per_second": round(tokens / taken, 1),
+            "host_ms": {part: round(1000 * spent / steps, 3) for part, spent in sorted(self.host.seconds.items())},
+            **({} if load.arriving else self._profile(step_ms)),
+        }
+        if preempted := sum(request.num_preemptions for request in self.scheduler.requests.values()):
+            row["wrong"] = True
+            row["message"] = f"{preempted} times a request had to make room for another"
+        self.engine.abort_request(list(map(str, range(self.asked))))
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+        return row
+
+    def _ask(self, context: int) -> None:
+        """Another request, named by its number, with a prompt of its own."""
+        from vllm import SamplingParams
+
+        ids = [(17 * self.asked + place) % self.vocabulary for place in range(context)]
+        room = self.max_model_len - context - 1
+        params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True, detokenize=False)
+        self.engine.add_request(str(self.asked), {"prompt_token_ids": ids}, params)
+        self.asked += 1
+
+    def _replace_the_oldest(self, context: int) -> None:
+        oldest = min(map(int, self.emitted.keys() - self.gone))
+        self.gone.add(str(oldest))
+        self.engine.abort_request([str(oldest)])
+        self._ask(context)
+
+    def _step(self) -> None:
+        for output in self.engine.step():
+            self.emitted[output.request_id] = len(output.outputs[0].token_ids)
+            if output.finished and output.request_id not in self.gone:
+                raise RuntimeError(f"request {output.request_id} ended while it was measured")
+
+    def _steps(self, count: int, arriving: int | None = None) -> tuple[float, int]:
+        """Seconds of at least ``count`` steps, and how many they were; the GPU idle before and after. Every few of them
+        a prompt of ``arriving`` tokens arrives."""
+        _synchronize()
+        first, begun = self.host.calls["target"], time.perf_counter()
+        next_prompt = first
+        while self.host.calls["target"] < first + count:
+            if arriving is not None and self.host.calls["target"] >= next_prompt:
+                next_prompt += STEPS_PER_PROMPT
+                self._replace_the_oldest(arriving)
+            self._step()
+        _synchronize()
+        return time.perf_counter() - begun, self.host.calls["target"] - first
+
+    def _profile(self, step_ms: float) -> dict[str, Any]:
+        if DEVICE == "cpu":
+            return {}
+        from torch.autograd import DeviceType
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            _, steps = self._steps(PROFILED_STEPS)
+        events = [
+            (event.name(), event.start_ns(), event.duration_ns())
+            for event in profiler.profiler.kineto_results.events()
+            if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
+        ]
+        return busy(events, steps, step_ms)
+
+
+def busy(events: Iterable[tuple[str, int, int]], steps: int, step_ms: float) -> dict[str, Any]:
+    """From the GPU's activities ``(name, start, duration)``, in nanoseconds: what a step of ``step_ms``, timed without
+    the profiler, keeps the GPU busy with. Activities may run side by side."""
+    by_name: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    covered, end = 0, 0
+    for name, start, duration in sorted(events, key=lambda event: event[1]):
+        covered += max(0, start + duration - max(start, end))
+        end = max(end, start + duration)
+        by_name[name][0] += duration
+        by_name[name][1] += 1
+    busy_ms = covered / 1e6 / steps
+    most = sorted(by_name.items(), key=lambda item: -item[1][0])[:LISTED_KERNELS]
+    return {
+        "gpu_busy_ms": round(busy_ms, 3),
+        "gpu_idle_ms": round(max(0.0, step_ms - busy_ms), 3),
+        "gpu_idle_share": round(max(0.0, 1 - busy_ms / step_ms), 3),
+        "launches_per_step": round(sum(count for _, count in by_name.values()) / steps, 1),
+        "kernels": [
+            {"name": name[:100], "ms_per_step": round(spent / 1e6 / steps, 4), "per_step": round(count / steps, 1)}
+            for name, (spent, count) in most
+        ],
+    }
+
+
+def _synchronize() -> None:
+    if DEVICE == "cuda":
+        import torch
+
+        torch.cuda.synchronize()

@@ -1,0 +1,59 @@
+"""A plugin of pytest that writes a line for every test as it ends, so that a run that is stopped leaves what it has.
+
+The first line lists the tests that are to run, ``{"tests": [...]}``; every other line is
+``{"test": name, "outcome": "passed" | "failed" | "skipped", "message": text}``. Where several workers run, it is their
+controller that writes.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+VARIABLE = "GPU_SUITE_PYTEST_LOG"
+"""Names the file."""
+MOST_CHARACTERS = 300
+
+
+class Log:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w")
+        self._listed = False
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        self._list(ids)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._list([item.nodeid for item in session.items])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write({"test": report.nodeid, "outcome": "failed", "message": _shortened(report)})
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or not report.passed:
+            message = "" if report.passed else _shortened(report)
+            self._write({"test": report.nodeid, "outcome": report.outcome, "message": message})
+
+    def _list(self, tests: list[str]) -> None:
+        if not self._listed:
+            self._listed = True
+            self._write({"tests": tests})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+
+def _shortened(report: pytest.CollectReport | pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = report.longreprtext if crash is None else crash.message
+    return text[-MOST_CHARACTERS:]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Log(Path(os.environ[VARIABLE])))
