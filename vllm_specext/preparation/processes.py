@@ -4,6 +4,8 @@ import multiprocessing
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from typing import Any
 
 from vllm_specext.preparation.answers import CapturingAnswerer
@@ -28,6 +30,8 @@ class LocalEngine:
         return self.executor.submit(_call, method, arguments)
 
     def close(self) -> None:
+        with suppress(BrokenProcessPool):
+            self.executor.submit(_end).result()
         self.executor.shutdown()
 
 
@@ -39,3 +43,10 @@ def _load(llm: dict[str, Any], sampling: dict[str, Any], devices: str | None) ->
 
 def _call(method: str, arguments: tuple[Any, ...]) -> Any:
     return getattr(_loaded[0], method)(*arguments)
+
+
+def _end() -> None:
+    """Have vLLM end the processes that it has split the engine into. It would do so when the engine is freed, but this
+    process waits for them before it frees anything."""
+    while _loaded:
+        _loaded.pop().llm.llm_engine.engine_core.shutdown()
