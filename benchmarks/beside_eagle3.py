@@ -33,7 +33,7 @@ from vllm_specext.measure.speculation import Speculation
 from vllm_specext.measure.turns import Turn, in_turns, same_tokens, speedups, spread
 
 LOADS = (1, 4, MOST_REQUESTS)
-ROUNDS, TOKENS, WAVES = 7, 192, 2
+ROUNDS, TOKENS, WAVES = 15, 192, 2
 """Each load is kept up for so many waves of requests at least."""
 BASELINE, PLAIN = "eagle3", "plain"
 EAGLE3: dict[str, Any] = {"method": "eagle3", "model": str(MODELS / "eagle3"), "num_speculative_tokens": 4}
@@ -91,6 +91,7 @@ def rows(load: int, turns: dict[str, list[Turn]]) -> list[dict[str, Any]]:
             "to_eagle3": speedups(own, turns[BASELINE])._asdict(),
             "to_plain": speedups(own, turns[PLAIN])._asdict(),
             "tokens_per_second": spread([turn.output_throughput for turn in own])._asdict(),
+            "tokens_per_second_by_round": [round(turn.output_throughput, 1) for turn in own],
             **drafted(sum((turn.speculation for turn in own), start=Speculation())),
         }
         for name, own in turns.items()
