@@ -14,6 +14,7 @@ from torch import Tensor
 from benchmarks.gpu_suite.attention_problem import random_trees
 from benchmarks.gpu_suite.timing import DEVICE, measure
 from vllm_specext.kernels import tree_layout
+from vllm_specext.kernels.best_tokens import best_tokens
 from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.kv_compaction import naive as naive_compaction
 from vllm_specext.kernels.kv_gather import gather
@@ -22,6 +23,7 @@ from vllm_specext.kernels.pointers import Caches
 from vllm_specext.kernels.tree_expansion import expansion
 from vllm_specext.kernels.tree_layout import naive as naive_layout
 from vllm_specext.kernels.tree_walk import accept_chain, accept_tree
+from vllm_specext.tree import expansion as in_torch
 from vllm_specext.tree import walk
 from vllm_specext.tree.expansion import Expansion
 from vllm_specext.tree.topology import Topology
@@ -30,6 +32,7 @@ BATCHES = (1, 8, 64)
 LAYERS, KV_HEADS, HEAD_SIZE, PAGE_SIZE = 32, 8, 128, 16
 NODES, LEVELS, TOP_K = 60, 6, 10
 CONTEXT = 512
+VOCABULARY = 128256
 CALLS = 20
 
 
@@ -81,10 +84,22 @@ def _compacts_alike(caches: Caches, source: Tensor, destination: Tensor) -> bool
 
 def rows(batches: Iterable[int] = BATCHES, layer_count: int = LAYERS) -> Iterator[dict[str, Any]]:
     for batch in batches:
+        yield from _best_tokens(batch)
         yield from _walks(batch)
         yield from _layouts(batch)
         yield from _expansions(batch)
         yield from _gathers(batch, layer_count)
+
+
+def _best_tokens(batch: int) -> Iterator[dict[str, Any]]:
+    """Of one level, from the logits that an output layer has just written. Torch promises no order where logits tie, as
+    those of 16 bits often do; so the logits of the tokens are compared."""
+    logits = torch.randn(batch * TOP_K, VOCABULARY, dtype=torch.bfloat16, device=DEVICE)
+    (tokens, log_probs), (others, expected) = (best(logits, TOP_K) for best in (best_tokens, in_torch.best_tokens))
+    same = torch.equal(logits.gather(1, tokens), logits.gather(1, others))
+    same = same and torch.allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
+    ours, theirs = (partial(best, logits, TOP_K) for best in (best_tokens, in_torch.best_tokens))
+    yield from both("most likely tokens", batch, ours, theirs, same=same)
 
 
 def _walks(batch: int) -> Iterator[dict[str, Any]]:
@@ -141,7 +156,7 @@ def _layouts(batch: int) -> Iterator[dict[str, Any]]:
 
 def _expansions(batch: int) -> Iterator[dict[str, Any]]:
     """All levels and the tree, without the drafter's passes between them."""
-    tokens = torch.randint(128256, (batch, TOP_K, TOP_K), device=DEVICE)
+    tokens = torch.randint(VOCABULARY, (batch, TOP_K, TOP_K), device=DEVICE)
     log_probs = -torch.rand(batch, TOP_K, TOP_K, device=DEVICE).sort(dim=2).values
 
     def grow(begin: Callable[..., Expansion]) -> tuple[Tensor, Topology]:

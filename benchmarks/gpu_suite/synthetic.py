@@ -114,7 +114,7 @@ def complete_block_drafters() -> None:
 def _replace_probabilities() -> None:
     """In every module of ours that calls ``best_tokens``, before a graph is captured."""
     import vllm_specext.engine.drafting.tree_speculator  # noqa: F401
-    from vllm_specext.kernels.tree_expansion import best_tokens
+    from vllm_specext.kernels.best_tokens import best_tokens
 
     def known(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         tokens, log_probs = best_tokens(logits, k)

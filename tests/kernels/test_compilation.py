@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from compiling import Launched, compiled
+from compiling import Launched, compiled, dumped
 
 from vllm_specext.tree.topology import Topology
 
@@ -92,3 +93,18 @@ def test_expansion_compiles(compiled: tuple[int, Launched], k: int, levels: int,
     operations = memory_operations(compiled[1][2][1].asm["ptx"])
     ranked = operations[operations.index("st.global") :]
     assert ranked[: ranked.index("ld.global")][-1] == "bar.sync"  # ranks are written by some threads, read by others
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("count", "k"), [(128256, 10), (128256, 1), (32000, 64), (2048, 8)])
+def test_best_tokens_compile(
+    compiled: tuple[int, Launched], count: int, k: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    from vllm_specext.kernels.best_tokens.kernel import best_tokens
+
+    best_tokens(torch.zeros(2, count, dtype=dtype), k)
+    assert [name for name, _ in compiled[1]] == ["_best_of_blocks_kernel", "_best_of_rows_kernel"]
+    for _, kernel in compiled[1]:
+        usage = dumped(kernel, "-res-usage", tmp_path)
+        assert "STACK:0 " in usage  # nothing is spilled
+        assert int(re.findall(r"REG:(\d+)", usage)[0]) <= 128  # or a processor holds fewer than four programs

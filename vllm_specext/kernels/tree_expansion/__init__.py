@@ -1,5 +1,5 @@
 """The expansion of draft trees, a launch for each level and one for the tree where there is Triton, calls where there
-is C++, and the most likely tokens that it grows from.
+is C++.
 
 The specification is ``vllm_specext.tree.expansion``, which knows no kernels: as everywhere, kernels know trees and
 trees do not know kernels, so what drafts begins its expansions here.
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from vllm_specext.kernels.pointers import HAS_TRITON
 from vllm_specext.kernels.tree_expansion import native
-from vllm_specext.tree import expansion as in_torch
 from vllm_specext.tree.budget import pool_size
 from vllm_specext.tree.expansion import Expansion
 
@@ -27,11 +26,3 @@ def expansion(tokens: Tensor, log_probs: Tensor, levels: int) -> Expansion:
     if native.takes(tokens, log_probs):
         return native.NativeExpansion(tokens, log_probs, levels)
     return Expansion(tokens, log_probs, levels)
-
-
-def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The ``k`` most likely tokens ``[..., k]`` int64 and their log-probabilities, as ``tree.expansion.best_tokens``
-    has them; ``logits`` ``[..., V]``."""
-    if native.takes_logits(logits, k):
-        return native.best_tokens(logits, k)
-    return in_torch.best_tokens(logits, k)

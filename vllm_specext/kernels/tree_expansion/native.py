@@ -1,9 +1,9 @@
-"""The expansion of draft trees in C++ on a CPU, and the most likely tokens that it grows from."""
+"""The expansion of draft trees in C++ on a CPU."""
 
 import torch
 from torch import Tensor
 
-from vllm_specext.kernels.native.operators import FLOAT, LONG, SINGLE, WORD, Operator
+from vllm_specext.kernels.native.operators import LONG, SINGLE, WORD, Operator
 from vllm_specext.tree.expansion import Expansion, Frontier
 from vllm_specext.tree.topology import Topology, words
 
@@ -34,21 +34,6 @@ BEST_TREE = Operator(
     },
     "int size, int k, int levels",
 )
-BEST_TOKENS = Operator("best_tokens", {"logits": FLOAT, "out_tokens": LONG, "out_log_probs": SINGLE})
-
-
-def takes_logits(logits: Tensor, k: int) -> bool:
-    return k <= logits.shape[-1] and logits.stride(-1) == 1 and BEST_TOKENS.takes(logits)
-
-
-def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """``tree.expansion.best_tokens``; of equally likely tokens the one with the lower number comes first."""
-    shape = (*logits.shape[:-1], k)
-    rows = logits.reshape(-1, logits.shape[-1])
-    tokens = torch.empty(shape, dtype=torch.int64, device=logits.device)
-    log_probs = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    BEST_TOKENS.overload(rows, tokens.view(-1, k), log_probs.view(-1, k))
-    return tokens, log_probs
 
 
 def takes(tokens: Tensor, log_probs: Tensor) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
-from vllm_specext.kernels.tree_expansion import best_tokens, expansion
+from vllm_specext.kernels.best_tokens import best_tokens
+from vllm_specext.kernels.tree_expansion import expansion
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.marginals import best_tree
 

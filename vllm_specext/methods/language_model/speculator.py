@@ -27,7 +27,7 @@ from vllm_specext.engine.drafting.step import Step
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.engine.verification.layout import AcceptedPaths
-from vllm_specext.kernels.tree_expansion import best_tokens
+from vllm_specext.kernels.best_tokens import best_tokens
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.topology import Topology
 

@@ -33,8 +33,8 @@ from vllm_specext.engine.drafting.target import language_model_of
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.kernels.best_tokens import best_tokens
 from vllm_specext.kernels.tree_attention import TreeRows
-from vllm_specext.kernels.tree_expansion import best_tokens
 from vllm_specext.methods.moa.target_cache import TargetCache
 from vllm_specext.tree.budget import TreeShape
 

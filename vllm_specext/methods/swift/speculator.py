@@ -36,7 +36,7 @@ from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.tree_draft import hand_over
 from vllm_specext.engine.graph_sizes import few_sizes
-from vllm_specext.kernels.tree_expansion import best_tokens
+from vllm_specext.kernels.best_tokens import best_tokens
 from vllm_specext.methods.swift.chains import Chains, of_chain
 from vllm_specext.methods.swift.draft_tree import draft_tree, goes_on, right_tokens
 from vllm_specext.methods.swift.drafter import SelfDrafter

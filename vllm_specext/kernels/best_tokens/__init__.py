@@ -1,0 +1,26 @@
+"""The tokens that draft trees grow from: each row's most likely ones, in two launches where there is Triton and one
+call where there is C++. In torch it is some twenty launches, most of which read or write a number for every token of
+the vocabulary.
+
+The specification is ``vllm_specext.tree.expansion.best_tokens``, which knows no kernels: as everywhere, kernels know
+trees and trees do not know kernels, so what drafts has its tokens from here.
+"""
+
+from torch import Tensor
+
+from vllm_specext.kernels.best_tokens import native
+from vllm_specext.kernels.pointers import HAS_TRITON
+from vllm_specext.tree import expansion
+
+
+def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` most likely tokens ``[..., k]`` int64 and their log-probabilities, as ``tree.expansion.best_tokens``
+    has them; ``logits`` ``[..., V]``. In Triton and in C++ the lower of two equally likely tokens comes first."""
+    if logits.is_cuda and HAS_TRITON:
+        from vllm_specext.kernels.best_tokens import kernel  # a CPU has no use for Triton, nor time to import it
+
+        if kernel.takes(logits, k):
+            return kernel.best_tokens(logits, k)
+    if native.takes(logits, k):
+        return native.best_tokens(logits, k)
+    return expansion.best_tokens(logits, k)
