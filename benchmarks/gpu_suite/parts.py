@@ -113,14 +113,14 @@ PARTS = (
     ),
     Part(
         "small_kernels",
-        "most likely tokens, walks, layouts, expansion and gather beside torch",
+        "most likely tokens, slots, walks, layouts, expansion and gather beside torch",
         "small_kernels",
         "rows",
         15,
         90,
         (
             *SMALL,
-            *map(_kernel, ("best_tokens", "kv_gather", "tree_walk", "tree_layout", "tree_expansion")),
+            *map(_kernel, ("best_tokens", "kv_slots", "kv_gather", "tree_walk", "tree_layout", "tree_expansion")),
             "vllm_specext/tree",
         ),
     ),

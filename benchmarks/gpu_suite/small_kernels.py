@@ -19,6 +19,8 @@ from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.kv_compaction import naive as naive_compaction
 from vllm_specext.kernels.kv_gather import gather
 from vllm_specext.kernels.kv_gather import naive as naive_gather
+from vllm_specext.kernels.kv_slots import kv_slots
+from vllm_specext.kernels.kv_slots import naive as naive_slots
 from vllm_specext.kernels.pointers import Caches
 from vllm_specext.kernels.tree_expansion import expansion
 from vllm_specext.kernels.tree_layout import naive as naive_layout
@@ -85,6 +87,7 @@ def _compacts_alike(caches: Caches, source: Tensor, destination: Tensor) -> bool
 def rows(batches: Iterable[int] = BATCHES, layer_count: int = LAYERS) -> Iterator[dict[str, Any]]:
     for batch in batches:
         yield from _best_tokens(batch)
+        yield from _kv_slots(batch)
         yield from _walks(batch)
         yield from _layouts(batch)
         yield from _expansions(batch)
@@ -100,6 +103,17 @@ def _best_tokens(batch: int) -> Iterator[dict[str, Any]]:
     same = same and torch.allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
     ours, theirs = (partial(best, logits, TOP_K) for best in (best_tokens, in_torch.best_tokens))
     yield from both("most likely tokens", batch, ours, theirs, same=same)
+
+
+def _kv_slots(batch: int) -> Iterator[dict[str, Any]]:
+    """Of one level."""
+    blocks = CONTEXT // PAGE_SIZE
+    table = torch.randint(batch * blocks, (batch, blocks), dtype=torch.int32, device=DEVICE)
+    slots = torch.randint(CONTEXT, (batch, TOP_K), device=DEVICE)
+    given = table, slots, torch.rand(batch, TOP_K, device=DEVICE) < 0.9, PAGE_SIZE, CONTEXT - 1
+    same = torch.equal(kv_slots(*given), naive_slots.kv_slots(*given))
+    ours, theirs = partial(kv_slots, *given), partial(naive_slots.kv_slots, *given)
+    yield from both("KV slots of a level", batch, ours, theirs, same=same)
 
 
 def _walks(batch: int) -> Iterator[dict[str, Any]]:

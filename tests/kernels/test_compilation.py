@@ -108,3 +108,14 @@ def test_best_tokens_compile(
         usage = dumped(kernel, "-res-usage", tmp_path)
         assert "STACK:0 " in usage  # nothing is spilled
         assert int(re.findall(r"REG:(\d+)", usage)[0]) <= 128  # or a processor holds fewer than four programs
+
+
+@pytest.mark.parametrize(("rows", "page_size"), [(1, 16), (10, 16), (7, 784), (1024, 1)])
+def test_kv_slots_compile(compiled: tuple[int, Launched], rows: int, page_size: int) -> None:
+    from vllm_specext.kernels.kv_slots.kernel import kv_slots
+
+    table, slots = torch.zeros(3, 8, dtype=torch.int32), torch.zeros(3, rows, dtype=torch.int64)
+    for written in (torch.ones(3, 1, dtype=torch.bool).expand(3, rows), torch.ones(3, rows, dtype=torch.bool)):
+        kv_slots(table, slots, written, page_size, 8 * page_size)
+    assert [name for name, _ in compiled[1]] == ["_kv_slots_kernel"] * 2
+    assert compiled[1][0][1].asm["cubin"] == compiled[1][1][1].asm["cubin"]  # whatever the strides are

@@ -10,6 +10,7 @@ from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 
 from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes, in_order
 from vllm_specext.engine.standalone.captured_passes import CapturedPasses, PassKind, buffers, fill
+from vllm_specext.kernels.kv_slots import NOWHERE
 from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
 from vllm_specext.tree.topology import pack
 
@@ -96,6 +97,10 @@ def test_slots_that_the_block_table_has_not_are_not_written() -> None:
         visible=torch.ones(1, 3, 1, dtype=torch.int32),
     )
     assert made(given, 3, 2 * MAX_LEN)[:, 2].tolist() == [MAX_LEN - 1, PAD_SLOT_ID, PAD_SLOT_ID]
+
+
+def test_what_is_kept_nowhere_is_vllms_padding() -> None:
+    assert NOWHERE == PAD_SLOT_ID
 
 
 @pytest.mark.parametrize("respects_ends", [True, False])

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 
+from vllm_specext.kernels.kv_slots import kv_slots
 from vllm_specext.kernels.tree_attention import TreeRows
 
 Result = TypeVar("Result")
@@ -64,12 +64,13 @@ class CacheGroup:
         """Block table of so many ``requests`` of the batch from the ``first`` on, ``[requests, blocks]``."""
         return self.block_table[first : first + requests]
 
-    def kv_slots(self, slots: Tensor, first: int = 0) -> Tensor:
-        """KV slots of the cache, int64, for ``slots`` ``[R, q]`` counted within requests of the batch, of which the
-        ``first`` is given."""
-        table = self.of(first, slots.shape[0])
-        page = table.gather(1, (slots // self.page_size).clamp(max=table.shape[1] - 1)).long()
-        return page * self.page_size + slots % self.page_size
+    def kv_slots(self, slots: Tensor, written: Tensor, limit: int, first: int = 0) -> Tensor:
+        """KV slots of the cache, ``[R q]`` int64, for ``slots`` ``[R, q]`` counted within requests of the batch, of
+        which the ``first`` is given. Rows that are not ``written`` (``[R, q]`` or ``[R, 1]``), or whose slot is not
+        below the ``limit`` or not in the table, are kept nowhere."""
+        # vLLM may shorten the context to what fits into memory, after the drafter was made and before the tables.
+        limit = min(limit, self.num_slots)
+        return kv_slots(self.of(first, slots.shape[0]), slots, written, self.page_size, limit)
 
 
 Run = Callable[[Nodes, dict[str, Any] | None, dict[str, Tensor] | None], Result]
@@ -114,9 +115,7 @@ class NodePasses(Generic[Result]):
                 max_seq_len=min(longest, self._max_len),
             )
             rows |= self._see(group, of_group)
-            # vLLM may shorten the context to what fits into memory, after the drafter was made and before the tables.
-            written = nodes.written & (nodes.slots < min(self._max_len, group.num_slots))
-            kv_slots = torch.where(written, group.kv_slots(nodes.slots, first), PAD_SLOT_ID).flatten()
-            slot_mappings |= dict.fromkeys(group.layers, kv_slots)
+            kept_in = group.kv_slots(nodes.slots, nodes.written, self._max_len, first)
+            slot_mappings |= dict.fromkeys(group.layers, kept_in)
         within = replace(nodes, positions=nodes.positions.clamp(max=self._max_len - 1))
         return self._run(within, rows or None, slot_mappings or None)

@@ -1,4 +1,5 @@
-// Rows of keys and values between slots of several layers' caches, as bytes: KV compaction and the gather of MoA.
+// Rows of keys and values between slots of several layers' caches, as bytes: KV compaction and the gather of MoA. And
+// where in a cache the slots of requests are.
 #include <vector>
 
 #include "arguments.h"
@@ -99,5 +100,20 @@ extern "C" int64_t gather(const int64_t* words) {
       }
     }
   }
+  return DONE;
+}
+
+// For each request's slots those of the cache, by its pages; -1 for what is not written.
+extern "C" int64_t kv_slots(const int64_t* words) {
+  Arguments next(words);
+  Tensor table = next.tensor(), slots = next.tensor(), written = next.tensor(), out = next.tensor();
+  int64_t page_size = next.integer(), limit = next.integer(), rows = slots.sizes[1];
+  for (int64_t request = 0; request < slots.sizes[0]; request++)
+    for (int64_t row = 0; row < rows; row++) {
+      int64_t slot = *slots.at<int64_t>(request, row);
+      bool kept = *written.at<uint8_t>(request, row) && slot < limit;
+      int64_t page = kept ? *table.at<int32_t>(request, slot / page_size) : 0;
+      *out.at<int64_t>(request * rows + row) = kept ? page * page_size + slot % page_size : -1;
+    }
   return DONE;
 }

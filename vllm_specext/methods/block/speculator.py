@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
-from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.spec_decode.dflash.utils import load_dflash_model
 from vllm.v1.worker.gpu.spec_decode.dspark.utils import load_dspark_model
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
@@ -111,8 +110,7 @@ class BlockSpeculator(RootedSpeculator):
     def keep_paths(self, requests: int) -> None:
         paths, written = self.paths.part(requests), self.roots.written[:requests, None]
         slots = [
-            torch.where(written & paths.counts, group.kv_slots(paths.slots), PAD_SLOT_ID).flatten()
-            for _, group in self.groups_by_layer
+            group.kv_slots(paths.slots, written & paths.counts, self.max_model_len) for _, group in self.groups_by_layer
         ]
         positions = paths.slots.clamp(max=self.max_model_len - 1).flatten()
         self._write_kv(self.path_states[: len(positions)], positions, slots)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
-from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from vllm_specext.engine.clients.drafts import ClientDrafts
@@ -89,7 +88,8 @@ class MoASpeculator(RootedSpeculator):
         verified, group = TargetCache([layer], self.dtype), self.groups_of_ours[layer.layer_name]
 
         def read(place: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            kv_slots = group.kv_slots(tokens.to(self.device)[None], place)[0]
+            slots = tokens.to(self.device)[None]
+            kv_slots = group.kv_slots(slots, torch.ones_like(slots, dtype=torch.bool), group.num_slots, place)
             keys, values = verified.gather(kv_slots)[:, 0].unbind(2)
             return keys, values
 
@@ -138,7 +138,7 @@ class MoASpeculator(RootedSpeculator):
         paths, written = self.paths.part(requests), self.roots.written[:requests, None]
 
         def kv_slots(group: CacheGroup) -> Tensor:
-            return torch.where(written & paths.counts, group.kv_slots(paths.slots), PAD_SLOT_ID).flatten()
+            return group.kv_slots(paths.slots, written & paths.counts, self.max_model_len)
 
         ours = {name: kv_slots(self.groups_of_ours[name]) for name in self._our_names()}
         positions = paths.slots.clamp(max=self.max_model_len - 1).flatten()
