@@ -40,10 +40,11 @@ class PathInputs:
     def nodes(self, written: Tensor, causal: Tensor, features: Tensor | None = None) -> Nodes:
         """The rows as nodes of a pass, each of which sees those before it: ``causal`` ``[W, words]``. The cache gets
         those of the requests that are ``written`` ``[R]``. ``features`` ``[R, W, d]``."""
+        slots = self.slots
         return Nodes(
             ids=self.ids,
-            positions=self.slots,
-            slots=self.slots,
+            positions=slots,
+            slots=slots,
             written=written[:, None] & self.counts,
             prefix_lens=self.starts,
             visible=in_order(causal, self.ends),
