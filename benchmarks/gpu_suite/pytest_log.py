@@ -21,6 +21,8 @@ class Log:
     def __init__(self, path: Path) -> None:
         self._file = path.open("w")
         self._listed = False
+        self._troubles: dict[str, pytest.TestReport] = {}
+        """What did not pass of tests that have not ended."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
@@ -34,9 +36,12 @@ class Log:
             self._write({"test": report.nodeid, "outcome": "failed", "message": _shortened(report)})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" or not report.passed:
-            message = "" if report.passed else _shortened(report)
-            self._write({"test": report.nodeid, "outcome": report.outcome, "message": message})
+        if not report.passed:
+            self._troubles.setdefault(report.nodeid, report)
+        if report.when not in ("setup", "call"):  # after its teardown, or where its worker has died
+            told = self._troubles.pop(report.nodeid, report)
+            message = "" if told.passed else _shortened(told)
+            self._write({"test": report.nodeid, "outcome": told.outcome, "message": message})
 
     def _list(self, tests: list[str]) -> None:
         if not self._listed:

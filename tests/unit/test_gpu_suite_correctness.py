@@ -63,6 +63,38 @@ def test_a_file_that_cannot_be_imported_is_wrong_and_others_run(tmp_path: Path) 
     assert (broken["passed"], broken["wrong"]) == (0, True)
 
 
+LAST = {
+    "teardown": """
+        import pytest
+
+        @pytest.fixture
+        def spoilt():
+            yield
+            raise ValueError("not cleaned up")
+
+        @pytest.mark.gpu
+        def test_good(spoilt):
+            pass
+        """,
+    "worker": """
+        import os
+
+        import pytest
+
+        @pytest.mark.gpu
+        def test_good():
+            os._exit(1)
+        """,
+}
+
+
+@pytest.mark.parametrize(("last", "says"), [("teardown", "not cleaned up"), ("worker", "crashed")])
+def test_a_test_has_ended_after_its_teardown_or_with_its_worker(tmp_path: Path, last: str, says: str) -> None:
+    counted, failure = correctness.rows(write(tmp_path, {"test_last": LAST[last]}))
+    assert counted == {"file": "test_last", "passed": 0, "failed": 1, "skipped_tests": 0, "wrong": True}
+    assert says in failure["message"]
+
+
 def test_what_needs_vllm_is_left_out_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = {"test": "tests/test_a.py", "outcome": "failed", "message": "No module named 'vllm'"}
     lines = [failed, {"tests": ["tests/test_b.py::test_x"]}, failed]
