@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import gpu_suite
-from benchmarks.gpu_suite import machine, report, runner
+from benchmarks.gpu_suite import machine, plots, report, runner
 from benchmarks.gpu_suite.engine_methods import MEBIBYTES
 from benchmarks.gpu_suite.part_process import write_rows
 from benchmarks.gpu_suite.parts import PARTS, chosen
@@ -73,7 +73,7 @@ def summarise(console: Console, store: Store, became: dict[str, str]) -> int:
     """Tables, plots and a line for each part; the exit status."""
     for table in report.tables(store):
         console.print(table)
-    drawn = report.plots(store)
+    drawn = plots.plots(store)
     if drawn is None:
         console.print("There is no matplotlib here, so no plots were drawn.")
     for name, what in became.items():

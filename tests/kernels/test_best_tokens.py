@@ -59,7 +59,7 @@ def check(best: Best, logits: Tensor, k: int) -> None:
     assert torch.equal(tokens, ordered.indices[..., :k])
     _, expected = in_torch.best_tokens(logits, k)
     assert log_probs.dtype == torch.float32
-    torch.testing.assert_close(log_probs, expected, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(log_probs, expected, rtol=1e-5, atol=1e-5)  # a few units in the last place of the sum
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

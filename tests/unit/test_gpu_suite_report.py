@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.gpu_suite import __main__ as command_line
-from benchmarks.gpu_suite import parts, report
+from benchmarks.gpu_suite import parts, plots, report
 from benchmarks.gpu_suite.engine_methods import Load
 from benchmarks.gpu_suite.store import Store
 
@@ -66,7 +66,7 @@ def test_tables_plots_and_few_files(store: Store) -> None:
 
 
 def test_without_matplotlib_there_are_tables_and_a_sentence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
     console = Console(width=200, record=True, file=io.StringIO())
     command_line.summarise(console, store, {})
     assert "no matplotlib" in console.export_text()
@@ -74,7 +74,7 @@ def test_without_matplotlib_there_are_tables_and_a_sentence(store: Store, monkey
 
 
 def test_a_wrong_row_and_a_failed_part_give_status_1(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "plots", lambda store: [])
+    monkeypatch.setattr(plots, "plots", lambda store: [])
     console = Console(file=io.StringIO())
     assert command_line.summarise(console, store, {"bandwidth": "failed, 0 rows, 3 s"}) == 1
     assert command_line.summarise(console, store, {"bandwidth": "stopped, 0 rows, 3 s"}) == 0
