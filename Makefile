@@ -51,12 +51,13 @@ test-fast: setup ## Run the tests that take less than a minute each
 
 # Of torch 2.11, and of vLLM 0.32 on a GPU.
 TRITONS := 3.6.0 3.7.0
-test-tritons: setup ## Compile tree attention for every GPU with the Triton of other installations, too (~700 MB each)
+COMPILED := $(addprefix tests/kernels/test_,attention_compilation.py compilation.py token_guided_fusion_kernels.py)
+test-tritons: setup ## Compile the kernels for every GPU with the Triton of other installations, too (~700 MB each)
 	@set -e; for version in $(TRITONS); do \
 	  test -d build/triton/$$version || $(BIN)/python -m pip install --quiet --no-deps $(PIP_OPTIONS) \
 	    --target build/triton/$$version triton==$$version; \
 	  echo "Triton $$version"; \
-	  PYTHONPATH=build/triton/$$version $(PYTEST) -m "" tests/kernels/test_attention_compilation.py $(PYTEST_ARGS); \
+	  PYTHONPATH=build/triton/$$version $(PYTEST) -m "" $(COMPILED) $(PYTEST_ARGS); \
 	done
 
 lint: setup ## ruff and mypy

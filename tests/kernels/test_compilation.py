@@ -1,4 +1,7 @@
-"""The Triton kernels compile to machine code for the GPUs that users have, checked without one."""
+"""The Triton kernels compile to machine code for the GPUs that users have, checked without one.
+
+``make test-tritons`` runs this with other versions of Triton than the installed one.
+"""
 
 import re
 from collections.abc import Callable
