@@ -2,8 +2,7 @@
 
 A logit and its token are packed into one integer, whose order is that of the logits, the lower token first where they
 tie. So the best of a block are found by taking the maximum ``K`` times, and the best of a row are the best of its
-blocks' best. The sum over all tokens, which log-probabilities need, is formed in the same pass. In torch both take some
-twenty launches, most of which read all logits.
+blocks' best. The sum over all tokens, which log-probabilities need, is formed in the same pass.
 """
 # Triton's compile-time arguments are upper case, and of the other arguments it wants no annotations.
 # ruff: noqa: N803
