@@ -209,3 +209,15 @@ def test_nodes_that_cannot_be_are_refused(nodes: list[int], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         check_nodes([Configuration(PLAIN), Configuration("chain", GRIFFIN_CHAIN)], nodes)
     check_nodes([Configuration("tree", GRIFFIN_TREE)], [0, 8, 24])
+
+
+def test_a_configuration_has_the_sizes_that_its_trees_can_have() -> None:
+    narrow, wide = Configuration("narrow", GRIFFIN_TREE), Configuration("wide", GRIFFIN_TREE | {"tree_top_k": 10})
+    assert narrow.most_nodes == 52
+    assert narrow.sizes([0, 8, 52, 53]) == [0, 8, 52]
+    assert wide.sizes([0, 8, 52, 53]) == [0, 8, 52, 53]
+    assert narrow.sizes([0, 53]) == []
+    assert Configuration("chain", GRIFFIN_CHAIN).sizes([0, 8]) == []
+    check_nodes([narrow, wide], [0, 53])
+    with pytest.raises(ConfigurationError, match=r"--nodes is 53, but .* at most 52 nodes"):
+        check_nodes([narrow, Configuration(PLAIN)], [0, 8, 53])

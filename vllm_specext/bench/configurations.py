@@ -15,6 +15,7 @@ from vllm_specext.options.check import parse
 from vllm_specext.options.trees import DrafterOptions
 from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import check
+from vllm_specext.tree.budget import pool_size
 
 NGRAM: dict[str, Any] = {
     "method": "ngram",
@@ -55,13 +56,25 @@ class Configuration:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def grows_trees(self) -> bool:
-        """Whether a drafter grows trees, whose size is for the user to choose. SWIFT's drafts are none of these: their
-        length follows from how sure the drafter is."""
+    def most_nodes(self) -> int:
+        """The most nodes of the trees that a drafter grows and whose size is for the user to choose; 0 without such.
+        SWIFT's drafts are none of these: their length follows from how sure the drafter is."""
         if self.speculative is None or self.speculative["method"] not in METHODS:
-            return False
+            return 0
         options = parse(METHODS[self.speculative["method"]].options, self.speculative)
-        return isinstance(options, DrafterOptions) and options.tree is not None
+        if not isinstance(options, DrafterOptions) or options.tree is None:
+            return 0
+        return pool_size(options.tree.depth, options.tree.top_k)
+
+    @property
+    def grows_trees(self) -> bool:
+        """Whether a drafter grows trees, whose size is for the user to choose."""
+        return self.most_nodes > 0
+
+    def sizes(self, nodes: Sequence[int]) -> list[int]:
+        """The numbers of ``nodes`` that its trees can have; none where it drafts nothing with any of them."""
+        own = [number for number in nodes if number <= self.most_nodes]
+        return own if any(own) else []
 
     @property
     def keeps_samples(self) -> bool:
@@ -170,5 +183,11 @@ def check_nodes(configurations: Sequence[Configuration], nodes: Sequence[int]) -
     least = 0 if any(nodes) else 1
     if bad := [number for number in nodes if not least <= number <= MAX_DRAFT_TOKENS]:
         raise ConfigurationError(f"--nodes is {bad[0]}, but a tree has 1 to {MAX_DRAFT_TOKENS} nodes.")
-    if nodes and not any(each.grows_trees for each in configurations):
+    most = max(each.most_nodes for each in configurations)
+    if nodes and not most:
         raise ConfigurationError("--nodes sets the size of draft trees, but no configuration drafts trees.")
+    if nodes and max(nodes) > most:
+        raise ConfigurationError(
+            f"--nodes is {max(nodes)}, but the trees of the configurations have at most {most} nodes, with the "
+            "tree_depth and tree_top_k that are given."
+        )

@@ -94,11 +94,9 @@ def compare(
     name: str, workload: Workload, concurrencies: Sequence[int], nodes: Sequence[int], progress: Progress
 ) -> Results:
     """Measure every configuration with every sampling at every concurrency and, where it drafts trees, with each number
-    of ``nodes``."""
+    of ``nodes`` that these can have."""
     check_nodes(workload.configurations, nodes)
-    sizes: dict[str, list[int | None]] = {
-        each.name: [*nodes] if nodes and each.grows_trees else [None] for each in workload.others
-    }
+    sizes: dict[str, list[int | None]] = {each.name: [*each.sizes(nodes)] or [None] for each in workload.others}
     with started(workload.baseline, workload, progress) as run:
         if (most := max(concurrencies)) > (room := run.engine.facts["max_num_seqs"]):
             raise ConfigurationError(
@@ -113,7 +111,8 @@ def compare(
         plain: dict[Point, list[Turn]] = {}
         for configuration in workload.others:
             own = sizes[configuration.name]
-            loaded = configuration if own == [None] else configuration.with_nodes(max(nodes))
+            largest = own[-1]
+            loaded = configuration if largest is None else configuration.with_nodes(largest)
             progress.doing(f"{configuration.name}: loading")
             with load(loaded, workload, run.folder) as engine:
                 of_sizes: dict[int | None, list[Row]] = {size: [] for size in own}
