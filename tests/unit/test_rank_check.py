@@ -7,7 +7,10 @@ import torch
 from torch import distributed
 
 from tests import forks
-from vllm_specext.engine.verification.rank_check import VARIABLE, RankCheck, fingerprint, steps_between
+from vllm_specext.engine.verification.rank_check import VARIABLE, RankCheck, fingerprint, kept_by, steps_between
+from vllm_specext.engine.verification.tree_states import TreeStates
+from vllm_specext.engine.verification.tree_steps import TreeSteps
+from vllm_specext.tree.budget import TreeShape
 
 
 def test_a_fingerprint_depends_on_every_value_and_on_its_place() -> None:
@@ -58,6 +61,18 @@ def test_all_ranks_stop_at_the_comparison_after_one_that_differed(
     for rank in ranks:
         rank.join(30)
     assert told == {0: raised, 1: raised}
+
+
+def test_trees_of_another_shape_are_another_fingerprint() -> None:
+    states = SimpleNamespace(draft_tokens=torch.zeros(2, 6), last_sampled_tokens=torch.zeros(2, 1))
+    trees = TreeStates(TreeShape(6, 3, 2), max_num_reqs=2, max_model_len=32, device=torch.device("cpu"))
+    runner = SimpleNamespace(req_states=states, model_state=SimpleNamespace(steps=TreeSteps(trees)))
+    before = int(fingerprint(kept_by(runner)))
+    assert int(fingerprint(kept_by(runner))) == before
+    trees.topology.parents[1, 4] = 1
+    assert int(fingerprint(kept_by(runner))) != before
+    chains = SimpleNamespace(req_states=states, model_state=SimpleNamespace())
+    assert len(kept_by(chains)) == 2
 
 
 def test_one_rank_compares_nothing() -> None:

@@ -7,6 +7,7 @@ the next comparison, when it has long been there. One rank compares nothing.
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class RankCheck:
             )
 
 
-def fingerprint(kept: tuple[Tensor, ...]) -> Tensor:
+def fingerprint(kept: Sequence[Tensor]) -> Tensor:
     """A number below two to the 62nd, which depends on every value and its place."""
     parts = []
     for number, values in enumerate(kept, start=1):
@@ -98,8 +99,12 @@ def check_ranks(runner: Any) -> None:
         from vllm.distributed.parallel_state import get_tp_group
 
         check = runner.specext_rank_check = RankCheck(get_tp_group(), steps_between())
-    states = runner.req_states
+    check.step(*kept_by(runner))
+
+
+def kept_by(runner: Any) -> list[Tensor]:
+    """What a rank keeps for all request slots: drafted and last drawn tokens and, where it verifies trees, each node's
+    parent."""
+    states, steps = runner.req_states, getattr(runner.model_state, "steps", None)
     kept = [states.draft_tokens, states.last_sampled_tokens]
-    if (trees := getattr(runner.model_state, "trees", None)) is not None:
-        kept.append(trees.topology.parents)
-    check.step(*kept)
+    return kept if steps is None else [*kept, steps.trees.topology.parents]

@@ -3,7 +3,7 @@
 vLLM calls a hook for each phase, with the same ``InputBatch``; what a phase finds out is a value, which the next one
 takes from here. For any other batch, a dummy one or one without drafts, there is none.
 
-    layout = steps.lay_out(batch, ...)         before the target's pass: positions by depth, who sees whom
+    layout = steps.trees.lay_out(batch, ...)   before the target's pass: positions by depth, who sees whom
     steps.begin(batch, layout, ...)            the layers' metadata carry the trees
     (the target runs, its sampler draws at every node, the walk follows what was drawn)
     steps.end_pass(batch)                      positions of a chain again
