@@ -113,11 +113,16 @@ def drafts(result: dict[str, Any]) -> dict[str, int]:
 
 
 def compared(each: Configuration, one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """How many requests have other tokens; ``wrong`` also where nothing was accepted, so that nothing was shown."""
-    pairs = zip(one["outputs"], (other["outputs"][place] for place in each.asked()), strict=True)
-    different = sum(a["ids"] != b["ids"] for a, b in pairs)
-    fine = different > 0 if each.fault else different == 0 and drafts(one)["accepted"] > 0
-    return {"different": different, "wrong": not fine}
+    """How many requests have other tokens; ``wrong`` also where nothing was accepted, so that nothing was shown. The
+    ``message`` has the sampling of those requests: where it is top-p without top-k alone, the cause may be vLLM's own
+    (``docs/losslessness.md``, section 3)."""
+    asked = list(chain.from_iterable(rounds()))
+    pairs = zip(each.asked(), one["outputs"], strict=True)
+    places = [place for place, answer in pairs if answer["ids"] != other["outputs"][place]["ids"]]
+    fine = bool(places) if each.fault else not places and drafts(one)["accepted"] > 0
+    kinds = dict.fromkeys(str(asked[place]["sampling"]) for place in places)
+    told = {} if fine or not kinds else {"message": "; ".join(kinds)}
+    return {"different": len(places), "wrong": not fine, **told}
 
 
 def _timed(run: Callable[[Configuration], dict[str, Any]], each: Configuration) -> dict[str, Any]:

@@ -32,47 +32,45 @@ def unconditional(rate: float, depth: int) -> list[float]:
     return [rate ** (level + 1) for level in range(depth)]
 
 
-class Acceptance:
-    """``rate`` of so many drafted tokens."""
-
-    def __init__(self, rate: Callable[[int], float] = rate_for) -> None:
-        self.rate = rate
-        self._nodes: list[int] = []
-        self._paths: dict[int, Tensor] = {}
-        """The first children down from the root on the device, by the number of rows that a tree has."""
-
-    def draws(self, drawn: Tensor, drafted: Tensor, starts: Tensor, parents: Tensor, levels: int) -> Tensor:
-        """``drawn`` ``[rows]`` changed so that a walk down ``parents`` ``[R, N + 1]`` accepts as many as chance wants,
-        ``levels`` at most. Chains have the parents of a chain. A request may have fewer rows than its tree has."""
-        rows, requests = drawn.shape[0], parents.shape[0]
-        if rows == requests:
-            return drawn  # nothing was drafted
-        if not self._nodes:
-            # All trees are alike, because the drafter is made to think the same of all. Waits for the device, once.
-            nodes = first_children(parents[0].tolist())
-            if len(nodes) > levels + 1:
-                return drawn  # no tree has been drafted yet
-            self._nodes = nodes
-        width = parents.shape[1]
-        if width not in self._paths:
-            self._paths[width] = torch.tensor([node for node in self._nodes if node < width], device=drawn.device)
-        path = self._paths[width]
-        there = path < (starts[1:] - starts[:-1])[:, None]
-        chance = torch.rand(requests, len(path) - 1, device=drawn.device) < self.rate(rows // requests - 1)
-        accepted = (chance & there[:, 1:]).cumprod(dim=1).bool()
-        # What is not there is a row after the last, which is taken away again.
-        at = torch.where(there, starts[:-1, None] + path, rows)
-        drawn, drafted = (torch.cat((each, each[:1])) for each in (drawn, drafted))
-        changed = torch.where(accepted, drafted[at[:, 1:]], drawn[at[:, :-1]])
-        return drawn.scatter(0, at[:, :-1].flatten(), changed.flatten().to(drawn.dtype))[:rows]
+def draws(
+    drawn: Tensor,
+    drafted: Tensor,
+    starts: Tensor,
+    parents: Tensor,
+    levels: int,
+    rate: Callable[[int], float] = rate_for,
+) -> Tensor:
+    """``drawn`` ``[rows]`` changed so that a walk down ``parents`` ``[R, N + 1]`` accepts as many as chance wants,
+    ``levels`` at most, by the ``rate`` of so many drafted tokens. Chains have the parents of a chain. A request may
+    have fewer rows than its tree has."""
+    rows, requests = drawn.shape[0], parents.shape[0]
+    if rows == requests:
+        return drawn  # nothing was drafted
+    path = first_children(parents, levels)
+    there = path < (starts[1:] - starts[:-1])[:, None]
+    chance = torch.rand(requests, levels, device=drawn.device) < rate(rows // requests - 1)
+    accepted = (chance & there[:, 1:]).cumprod(dim=1).bool()
+    # What is not there is a row after the last, which is taken away again.
+    at = torch.where(there, starts[:-1, None] + path, rows)
+    drawn, drafted = (torch.cat((each, each[:1])) for each in (drawn, drafted))
+    changed = torch.where(accepted, drafted[at[:, 1:]], drawn[at[:, :-1]])
+    return drawn.scatter(0, at[:, :-1].flatten(), changed.flatten().to(drawn.dtype))[:rows]
 
 
-def first_children(parents: list[int]) -> list[int]:
-    """The path from the root on which every node is its parent's first child."""
-    path = [0]
-    while (child := next((node for node in range(1, len(parents)) if parents[node] == path[-1]), None)) is not None:
-        path.append(child)
-    return path
+def first_children(parents: Tensor, levels: int) -> Tensor:
+    """The path from each root on which every node is its parent's first child, ``[R, levels + 1]``; past its end
+    ``N + 1``. The host is not asked, and the step not kept waiting: trees of every size and chains are looked at
+    alike."""
+    requests, width = parents.shape
+    node = torch.arange(width, device=parents.device)
+    # The root and padding, which are their own parents, are nobody's children.
+    parent = torch.where(parents == node, width, parents)
+    child = node.new_full((requests, width + 1), width).scatter_reduce(1, parent, node.expand_as(parent), "amin")
+    child[:, width] = width
+    path = [node.new_zeros(requests, 1)]
+    for _ in range(levels):
+        path.append(child.gather(1, path[-1]))
+    return torch.cat(path, dim=1)
 
 
 def accept() -> None:
@@ -80,18 +78,17 @@ def accept() -> None:
     from vllm_specext.engine.verification.sampler import TargetOnlyVerifier, TreeVerifier
 
     _replace_probabilities()
-    acceptance = Acceptance()
     tree, chain = TreeVerifier.walk, TargetOnlyVerifier.walk
 
     def walk_tree(self: Any, drawn: Tensor, drafted: Tensor, starts: Tensor, slots: Tensor) -> Any:
         parents = self.trees.topology.parents[slots]
-        told = acceptance.draws(drawn, drafted, starts, parents, self.trees.shape.depth)
+        told = draws(drawn, drafted, starts, parents, self.trees.shape.depth)
         return tree(self, told, drafted, starts, slots)
 
     def walk_chain(self: Any, drawn: Tensor, drafted: Tensor, starts: Tensor, slots: Tensor) -> Any:
         requests, levels = starts.shape[0] - 1, self.num_speculative_steps
         parents = torch.arange(-1, levels, device=drawn.device).clamp(min=0).expand(requests, -1)
-        return chain(self, acceptance.draws(drawn, drafted, starts, parents, levels), drafted, starts, slots)
+        return chain(self, draws(drawn, drafted, starts, parents, levels), drafted, starts, slots)
 
     for verifier, walk in ((TreeVerifier, walk_tree), (TargetOnlyVerifier, walk_chain)):
         setattr(verifier, "walk", walk)  # noqa: B010 - mypy lets no method be assigned to

@@ -41,6 +41,9 @@ def test_other_tokens_are_wrong_but_for_the_fault() -> None:
     right = [name for name, row in found.items() if not row.get("wrong")]
     assert right == ["plain", "plain in graphs", "griffin tree, a wrong mask bit"]
     assert found["tli"]["different"] == ALL
+    assert "'top_p': 0.95" in found["tli"]["message"]
+    assert "top_p" not in found["slrs"]["message"]  # asked for greedy answers alone
+    assert "message" not in found["griffin tree, a wrong mask bit"]
 
 
 def test_an_engine_that_ends_costs_its_own_row() -> None:

@@ -177,19 +177,26 @@ def test_synthetic_acceptance_takes_the_best_path_as_deep_as_told(rate: float, a
     parents = torch.tensor([[0, 0, 0, 1, 1, 3]] * 2)
     drafted, drawn = torch.arange(12), torch.full((12,), -5)
     starts = torch.tensor([0, 6, 12])
-    told = synthetic.Acceptance(lambda nodes: rate).draws(drawn, drafted, starts, parents, levels=3)
+    told = synthetic.draws(drawn, drafted, starts, parents, 3, lambda nodes: rate)
     _, num_sampled, path = accept_tree(told, drafted, starts, parents, 3)
     assert (num_sampled - 1).tolist() == [accepted] * 2
     if accepted:
         assert path.tolist() == [[0, 1, 3, 5]] * 2
 
 
-def test_synthetic_acceptance_waits_for_the_first_tree() -> None:
-    drawn, drafted, starts = torch.full((6,), -5), torch.arange(6), torch.tensor([0, 6])
-    chain = torch.tensor([[0, 0, 1, 2, 3, 4]])
-    acceptance = synthetic.Acceptance(lambda nodes: 1.0)
-    assert torch.equal(acceptance.draws(drawn, drafted, starts, chain, levels=3), drawn)
-    assert acceptance.draws(drawn, drafted, starts, chain, levels=5).tolist() == [1, 2, 3, 4, 5, -5]
+def test_synthetic_acceptance_goes_down_every_requests_own_tree() -> None:
+    """Of one batch: a tree, a chain of three tokens in the rows of a tree, as vLLM's warm-up has them, and a tree of
+    another shape."""
+    parents = torch.tensor([[0, 0, 0, 1, 1, 3], [0, 0, 1, 2, 4, 5], [0, 0, 1, 1, 2, 2]])
+    width = parents.shape[1]
+    paths = [[0, 1, 3, 5], [0, 1, 2, 3], [0, 1, 2, 4]]
+    assert synthetic.first_children(parents, 3).tolist() == paths
+    assert synthetic.first_children(parents, 5)[:, 4:].tolist() == [[width] * 2] * 3
+    drafted, starts = torch.arange(3 * width), torch.arange(4) * width
+    told = synthetic.draws(torch.full((3 * width,), -5), drafted, starts, parents, 3, lambda nodes: 1.0)
+    _, num_sampled, path = accept_tree(told, drafted, starts, parents, 3)
+    assert num_sampled.tolist() == [4] * 3
+    assert path.tolist() == paths
 
 
 def test_graphs_are_captured_for_the_rows_that_steps_have() -> None:
@@ -201,7 +208,7 @@ def test_synthetic_acceptance_stays_in_a_request_whose_tree_was_cut() -> None:
     """The first of two requests has three rows of its six: the path ends with node 1 there."""
     parents = torch.tensor([[0, 0, 0, 1, 1, 3]] * 2)
     drafted, drawn, starts = torch.arange(9), torch.full((9,), -5), torch.tensor([0, 3, 9])
-    told = synthetic.Acceptance(lambda nodes: 1.0).draws(drawn, drafted, starts, parents, levels=3)
+    told = synthetic.draws(drawn, drafted, starts, parents, 3, lambda nodes: 1.0)
     assert told.tolist() == [1, -5, -5, 4, 6, -5, 8, -5, -5]
 
 
