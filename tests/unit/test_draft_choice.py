@@ -8,6 +8,7 @@ from benchmarks.simulated_drafts import simulation as draft_simulation
 from benchmarks.simulated_drafts.simulation import Acceptance, Cost, Drafts, Simulation, changing, constant
 from vllm_specext.tree import draft_choice, draft_load
 from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.draft_choice import DraftChoice
 from vllm_specext.tree.step_costs import StepCosts
 
 STEPS = 2000
@@ -171,3 +172,76 @@ def test_one_disturbed_comparison_does_not_turn_what_is_known_and_a_second_one_d
     assert costs.uncertainty(1, 40) > 0.3
     costs.compare(1, 0, 2.4, (7, 3), 50)
     assert costs.cost(1) / costs.cost(0) < 1.2
+
+
+def trying(requests: int) -> DraftChoice:
+    """A choice that uses no drafts, which do not pay, and has just begun to try a size."""
+    choice = DraftChoice([8] * 65, [0, 1, 2, 4, 8], None, first=4, slope=0.25)
+    for step in range(2000):
+        asked = choice.nodes(requests)
+        load = choice._loads.get(requests.bit_length())
+        if step > 200 and load is not None and load.trying and not load.current:
+            assert asked == load.trying
+            return choice
+        choice.note(requests, asked, {min(asked, step % 6 == 0): requests}, 1.0 + 0.3 * asked)
+    raise AssertionError("nothing was tried")
+
+
+@pytest.mark.parametrize("mixed", [True, False], ids=["with prompts", "not timed"])
+def test_a_try_ends_in_steps_that_say_nothing(mixed: bool) -> None:
+    """As on a busy server, where nearly every step has a piece of a prompt."""
+    choice = trying(4)
+    drafted = 0
+    for _ in range(2000):
+        asked = choice.nodes(4)
+        drafted += bool(asked)
+        if mixed:
+            choice.skip(4, asked)
+        else:
+            choice.note(4, asked, {0: 4}, None)
+    assert 0 < drafted <= draft_choice.WASTED
+    assert choice.nodes(4) == 0
+
+
+def test_tries_in_steps_that_say_nothing_are_paid_for() -> None:
+    """Of eighty steps eight only decode, for which tries begin and hardly ever end by what was timed."""
+    choice = trying(4)
+    drafted, steps = 0, 8000
+    for step in range(steps):
+        asked = choice.nodes(4)
+        drafted += asked
+        if step % 80 < 8:
+            choice.note(4, asked, {min(asked, step % 6 == 0): 4}, 1.0 + 0.3 * asked)
+        else:
+            choice.skip(4, asked)
+    assert drafted < 0.03 * steps
+
+
+def test_another_load_takes_over_what_is_used_and_not_what_is_tried() -> None:
+    choice = trying(4)
+    assert choice.nodes(4) > 0
+    assert choice.nodes(16) == choice.nodes(64) == 0
+
+
+def test_what_the_next_load_uses_is_not_trusted_for_long_where_nothing_is_timed() -> None:
+    choice = DraftChoice([8] * 65, [0, 4, 8], None, first=8, slope=0.05)
+    for _ in range(400):  # at two requests drafts pay
+        asked = choice.nodes(2)
+        choice.note(2, asked, {asked: 2}, 1.0 + 0.05 * asked)
+    assert choice.nodes(2) == choice.nodes(32) == 8
+    asked = [choice.nodes(32) for _ in range(100) if choice.skip(32, choice.nodes(32)) is None]
+    assert asked[: draft_choice.TRUSTED // 2] == [8] * (draft_choice.TRUSTED // 2)
+    assert asked[draft_choice.TRUSTED :] == [0] * (100 - draft_choice.TRUSTED)
+    assert choice.nodes(2) == 8
+    for _ in range(400):  # and where it can be timed, it is found out
+        now = choice.nodes(32)
+        choice.note(32, now, {now: 32}, 1.0 + 0.05 * now)
+    assert choice.nodes(32) == 8
+
+
+def test_a_size_that_is_a_guess_is_not_used_for_long_where_nothing_is_timed() -> None:
+    choice = DraftChoice([8] * 65, [0, 4, 8], None, first=4, slope=0.05)
+    while not choice.nodes(4):
+        choice.note(4, 0, {0: 4}, 1.0)
+    asked = [choice.nodes(4) for _ in range(100) if choice.skip(4, choice.nodes(4)) is None]
+    assert asked[draft_choice.TRUSTED :] == [0] * (100 - draft_choice.TRUSTED)

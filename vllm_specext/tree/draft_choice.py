@@ -42,6 +42,14 @@ MARGIN = 0.02
 EVERY = 8
 """Steps between two looks at whether another size is better."""
 
+WASTED = 2 * BURST
+"""Steps that say nothing of what they take, after which a try ends: most have a piece of a prompt, and they may go on
+for as long as a server is busy."""
+
+TRUSTED = 32
+"""Such steps in a row after which a load drafts nothing, if it has timed no steps of the size in use: what was guessed,
+or what the next load has taught, may be far off."""
+
 KNOWN_WELL = 0.12
 """Standard deviation of a cost's logarithm below which a try need not time it."""
 
@@ -88,8 +96,10 @@ class DraftChoice:
 
     def nodes(self, requests: int) -> int:
         """Tokens to draft in the next step of so many running requests."""
-        load = self._loads.get(requests.bit_length()) or self._nearest(requests)
-        return 0 if load is None else min(load.now, self._most[requests])
+        if (load := self._loads.get(requests.bit_length())) is not None:
+            return min(load.now, self._most[requests])
+        near = self._nearest(requests)
+        return 0 if near is None else min(near.current, self._most[requests])  # what that one tries is its own business
 
     def has_moved(self) -> bool:
         """Whether ``nodes`` may answer otherwise than at the last call."""
@@ -97,9 +107,10 @@ class DraftChoice:
         moved, self._answered = now != self._answered, now
         return moved
 
-    def skip(self, asked: int) -> None:
-        """Tell of a step that did not only decode."""
+    def skip(self, requests: int, asked: int) -> None:
+        """Tell of a step of so many ``requests`` that did not only decode."""
         self._asked.append(asked)
+        self._pass(self._loads.get(requests.bit_length()) or self._begin(requests))
 
     def note(self, requests: int, asked: int, accepted: Mapping[int, int], seconds: float | None) -> Change | None:
         """Tell of a step that only decoded and drafted ``asked`` tokens. ``accepted``: how many ``requests`` accepted
@@ -111,8 +122,11 @@ class DraftChoice:
         self._asked.append(asked)
         load.verified(verified, accepted)
         if seconds is None:
+            self._pass(load)
             return None
         segment = load.steps.note(self._step, asked, requests, seconds)
+        if segment.timed:
+            load.was_timed, load.untimed = True, 0
         if segment.timed and asked == load.current:
             load.pace = mean(segment.seconds) / (requests * load.tokens(asked))
         self._account(load, segment, requests, verified, seconds)
@@ -124,6 +138,17 @@ class DraftChoice:
         if load.trying is None and (ends or checked or self._step - load.decided >= EVERY):
             return self._decide(load, segment, requests)
         return None
+
+    def _pass(self, load: DraftLoad) -> None:
+        """Count a step that says nothing of what it takes. What is tried meanwhile is paid for all the same."""
+        load.untimed += 1
+        if load.trying is not None:
+            self._credit -= load.risk
+            load.wasted += 1
+            if load.wasted >= WASTED:
+                load.trying = None
+        if load.untimed >= TRUSTED and load.current and not (load.was_timed and load.costs.tried(load.current)):
+            load.use(0)
 
     def _begin(self, requests: int) -> DraftLoad:
         bits = requests.bit_length()
@@ -209,7 +234,7 @@ class DraftChoice:
         now, step = load.rate(load.current), mean(segment.seconds)
         if load.current and self._step >= load.recheck:
             # What another load has taught may be far off, and one comparison, too; plain decoding has to be beaten.
-            load.trying, load.left = 0, BURST + self._warming.steps(0, requests)
+            load.begin_try(0, BURST + self._warming.steps(0, requests), load.lost(0) * step)
             load.recheck = self._step + load.patience
             load.patience = min(2 * load.patience, MOST_RECHECK)
             return
@@ -221,10 +246,10 @@ class DraftChoice:
             length = BURST + self._warming.steps(nodes, requests)
             if not load.current and load.costs.uncertainty(nodes, self._step) < KNOWN_WELL:
                 length = PROBE
-            slower = load.costs.cost(nodes) / load.costs.cost(load.current)
-            lost = max(slower - load.tokens(nodes) / load.tokens(load.current), 0.0)
+            lost = load.lost(nodes)
             if hope > now and self._credit > lost * length * step:
                 # When nothing is drafted, the cheapest question is the best.
                 chances.append((-lost if length == PROBE else hope / now, nodes, length))
         if chances:
-            _, load.trying, load.left = max(chances)
+            _, nodes, length = max(chances)
+            load.begin_try(nodes, length, load.lost(nodes) * step)

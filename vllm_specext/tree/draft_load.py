@@ -55,6 +55,14 @@ class DraftLoad:
     """Another that is tried."""
     left: int = 0
     """Steps that are left of a try."""
+    risk: float = 0.0
+    """Seconds that a step of the try is expected to lose."""
+    wasted: int = 0
+    """Steps of the try that said nothing of what they took."""
+    untimed: int = 0
+    """Such steps in a row."""
+    was_timed: bool = False
+    """Whether any step has said that."""
     pace: float = 0.0
     """Seconds per token with the current size; 0 while that is not known."""
     has_credit: bool = False
@@ -71,6 +79,15 @@ class DraftLoad:
     def now(self) -> int:
         """The size to draft."""
         return self.current if self.trying is None else self.trying
+
+    def begin_try(self, size: int, steps: int, risk: float) -> None:
+        """Try another size for so many steps, each of which is expected to lose ``risk`` seconds."""
+        self.trying, self.left, self.risk, self.wasted = size, steps, risk, 0
+
+    def lost(self, size: int) -> float:
+        """What a step with this size is expected to lose beside the current one, in steps of that."""
+        slower = self.costs.cost(size) / self.costs.cost(self.current)
+        return max(slower - self.tokens(size) / self.tokens(self.current), 0.0)
 
     def use(self, size: int) -> None:
         """Have another current size."""

@@ -105,8 +105,9 @@ class StepCosts:
         return UNTRIED if found is None else sqrt(self._variance(found, now))
 
     def known(self, now: int) -> Costs:
-        """What the next start may begin with."""
-        return {size: (known.logarithm, self._variance(known, now)) for size, known in self._known.items()}
+        """What the next start may begin with. What is long out of date is as uncertain as what was never tried."""
+        found = {size: (known.logarithm, self._variance(known, now)) for size, known in self._known.items()}
+        return {size: (logarithm, min(variance, UNTRIED**2)) for size, (logarithm, variance) in found.items()}
 
     def restore(self, costs: Costs, now: int) -> None:
         """Begin with what an earlier start knew, as far as the sizes are the same."""

@@ -80,8 +80,8 @@ class Warming:
         """How often steps have changed to a size, by size and number of requests."""
 
     def steps(self, size: int, requests: int) -> int:
-        """Further steps that are not timed. Twice: what follows a size for the first time is another pass than what
-        began with it."""
+        """Further steps that are not timed, the first two times that a size is used: after the second, a pass may come
+        that is new as well."""
         return 0 if self._used[size, requests] > 1 else WARMING
 
     def begin(self, size: int, requests: int) -> int:

@@ -64,7 +64,8 @@ class MeasuredDrafts:
         if not requests:
             return
         if not only_decodes:
-            self.choice.skip(asked if others is None else others)
+            self.choice.skip(requests, asked if others is None else others)
+            self._follow_if_moved()
             return
         # After a prefill or without requests for a while, the time since the step before says nothing. vLLM 0.33 drafts
         # nothing where all requests end with the step, so that it says nothing of drafts either.
@@ -74,8 +75,7 @@ class MeasuredDrafts:
         emitted.pop(0, None)
         accepted = {tokens - 1: count for tokens, count in emitted.items()}
         change = self.choice.note(requests, asked, accepted, seconds)
-        if self.choice.has_moved():
-            self.follow()
+        self._follow_if_moved()
         if change is not None:
             self._tell(change, now)
         if now - self._since > KEEP:
@@ -90,6 +90,10 @@ class MeasuredDrafts:
         """Have the scheduler draft what is chosen."""
         for requests in range(1, len(self._lookup)):
             self._lookup[requests] = self.choice.nodes(requests)
+
+    def _follow_if_moved(self) -> None:
+        if self.choice.has_moved():
+            self.follow()
 
     def _tell(self, change: Change, now: float) -> None:
         if now - self._said.get(change.first, -QUIET) < QUIET:
