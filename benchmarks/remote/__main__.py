@@ -105,7 +105,8 @@ class Measurement:
         from benchmarks.remote.wide import WideVerifier, wire
         from tests.unit.remote_link import FINGERPRINT, Link
         from tests.unit.remote_link import PRESETS as LINKS
-        from vllm_specext.remote.client import Client, Settings
+        from vllm_specext.remote.answer import Settings
+        from vllm_specext.remote.client import Client
         from vllm_specext.remote.events import Done, Said
         from vllm_specext.remote.pace import Pace
         from vllm_specext.remote.protocol import Sampling, Welcome

@@ -42,7 +42,7 @@ def server_trees(llm: Any, prompts: list[list[int]]) -> list[dict[str, Any]]:
     ``float16``, as they cross the wire."""
     from vllm import SamplingParams
 
-    import vllm_specext.engine.drafting.rooted_speculator as module
+    import vllm_specext.engine.drafting.speculator as module
     from vllm_specext.engine.clients.verifier import TAKE, params_for
     from vllm_specext.remote.drafted import Drafted
     from vllm_specext.remote.protocol import Sampling
@@ -94,7 +94,8 @@ async def sessions(llm: Any, spec: dict[str, Any]) -> list[dict[str, Any]]:
     from tests.unit.remote_link import FINGERPRINT, PRESETS, Link, ToyDrafter
     from tests.unit.test_remote_client import cutting
     from vllm_specext.engine.clients.endpoint import ends_of
-    from vllm_specext.remote.client import Client, Settings
+    from vllm_specext.remote.answer import Settings
+    from vllm_specext.remote.client import Client
     from vllm_specext.remote.events import Done, Retracted, Said
     from vllm_specext.remote.pace import Pace
     from vllm_specext.remote.protocol import Sampling, Welcome

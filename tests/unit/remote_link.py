@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_specext.remote.client import Client, Settings
+from vllm_specext.remote.answer import Settings
+from vllm_specext.remote.client import Client
 from vllm_specext.remote.connection import LinkLost
 from vllm_specext.remote.drafted import Drafted
 from vllm_specext.remote.events import Done, Retracted, Said

@@ -23,7 +23,8 @@ from tests.unit.remote_link import (
     serve,
     settings,
 )
-from vllm_specext.remote.client import Client, Settings
+from vllm_specext.remote.answer import Settings
+from vllm_specext.remote.client import Client
 from vllm_specext.remote.events import Said
 from vllm_specext.remote.exchange import LOST_AFTER, RefusedError, Waiting
 from vllm_specext.remote.protocol import (
@@ -109,6 +110,33 @@ def test_a_wrong_token_of_a_server_is_noticed() -> None:
     assert sum(ids != expected for ids, expected, *_ in wrong) > 30
 
 
+def test_a_client_whose_address_changes_goes_on_in_another_session() -> None:
+    """Without keys a server knows users by their addresses, and gives nobody the session of another."""
+
+    async def main() -> None:
+        target = ToyTarget()
+        served = serve(target)
+        link = Link(PRESETS["5g"], lambda: served)
+
+        async def move() -> None:
+            await asyncio.sleep(0.4)
+            link.cut()
+            link.key = "another address"
+            link.heal()
+
+        moving = asyncio.ensure_future(move())
+        drafter = ToyDrafter(GREEDY, 0.7, random.Random(0))
+        ids, _, done, _ = await answer(link, drafter, LONG, offline_limit=0)
+        await moving
+        link.end()
+        assert ids == plain(LONG, GREEDY, 48)
+        assert done.exact
+        assert len(link.conversations) == 2
+        assert done.traffic.bytes_up < 20_000  # it does not ask for the old session again and again
+
+    run(main())
+
+
 def test_a_server_that_begins_anew_is_told_the_text_again() -> None:
     async def main() -> None:
         servers = [serve(ToyTarget())]
@@ -143,9 +171,9 @@ def test_a_client_goes_on_alone_soon_after_a_cut(preset: str) -> None:
         clock = asyncio.get_running_loop().time
         cut = 0.0
         async for event in client.answer([9, 10], GREEDY, 400):
-            if isinstance(event, Said) and event.verified and not cut and client._waiting.way is not None:
+            if isinstance(event, Said) and event.verified and not cut and client.waiting.way is not None:
                 await asyncio.sleep(0.001)
-                cut, within = clock(), 1.1 * client._waiting.seconds
+                cut, within = clock(), 1.1 * client.waiting.seconds
                 link.cut()
             elif isinstance(event, Said) and not event.verified:
                 assert clock() - cut <= within + drafter.seconds * 2 + 0.05

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.remote_link import (
     FINGERPRINT,
+    FORM,
     GREEDY,
     PRESETS,
     Link,
@@ -21,6 +22,7 @@ from tests.unit.remote_link import (
     run,
     serve,
 )
+from vllm_specext.remote import sessions
 from vllm_specext.remote.connection import LinkLost
 from vllm_specext.remote.protocol import (
     Error,
@@ -109,6 +111,38 @@ def test_sessions_belong_to_a_user_and_are_not_many() -> None:
         assert isinstance(await said("one", opening(99)), Need)
         assert len(served.sessions) == 1
         assert clock() < 2 * IDLE_SECONDS
+
+    run(main())
+
+
+def test_answers_that_may_be_asked_for_again_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three sessions with an answer each, two fit. The first is verified again when it asks again."""
+    text = [9, 10, 11]
+    monkeypatch.setattr(sessions, "MOST_BYTES", 2 * 3 * FORM.size)
+
+    async def main() -> None:
+        target = ToyTarget(seconds=0.0)
+        served = serve(target)
+        link = Link(LAN, lambda: served)
+        end = await link.connect()
+
+        async def said(message: Any) -> Any:
+            await end.send(encode(message))
+            await asyncio.sleep(0.1)
+            return from_server(await end.receive())
+
+        async def asked(name: int) -> Any:
+            return await said(Verify(1, bytes([name] * 16), 3, digest(text), b"", b"", 0))
+
+        await said(Hello(1, 1, FINGERPRINT, "float16"))
+        for name in range(3):
+            await said(Open(1, bytes([name] * 16), 3, digest(text), 9, GREEDY, 3))
+            await said(Tokens(1, bytes([name] * 16), 0, ids_to_bytes(text)))
+            assert isinstance(await asked(name), Verified)
+        for name, verified in ((2, 3), (1, 3), (0, 4)):
+            assert isinstance(await asked(name), Verified)
+            assert target.asked == verified
+        link.end()
 
     run(main())
 

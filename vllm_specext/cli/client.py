@@ -21,7 +21,7 @@ from vllm_specext.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from vllm_specext.remote.client import Event
+    from vllm_specext.remote.answer import Event
     from vllm_specext.remote.device.asking import Asking
 
 KEY = "VLLM_API_KEY"
@@ -126,7 +126,7 @@ def run_proxy(asking: "Asking", place: str) -> None:
     host, colon, port = place.rpartition(":")
     if not colon or not host:
         raise ConfigurationError(f"--serve is {place!r}; expected HOST:PORT.")
-    number = read_port(port)
-    check_free(host, number)
+    number = read_port(port, "the port of --serve")
+    check_free(host, number, f"--serve {place}")
     show(f"OpenAI clients may ask at http://{place}/v1")
     uvicorn.run(proxy(asking), host=host, port=number, log_level="warning")

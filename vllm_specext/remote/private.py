@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from vllm_specext.remote.client import Client, Event
+from vllm_specext.remote.answer import Event
+from vllm_specext.remote.client import Client
 from vllm_specext.remote.events import Done, Said, Traffic
 from vllm_specext.remote.exchange import RefusedError
 from vllm_specext.remote.protocol import Sampling

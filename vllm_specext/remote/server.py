@@ -153,7 +153,12 @@ class Conversation:
         tree = tree.within(session.room - 1)
         session.asked, session.first = message, min(message.rows, message.length - 1)
         session.answer = asyncio.ensure_future(self._outcome(session, tree, form, message.extra))
-        session.answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits
+        session.answer.add_done_callback(self._answered)
+
+    def _answered(self, done: "asyncio.Future[Outcome]") -> None:
+        if not done.cancelled():
+            done.exception()  # maybe nobody waits, and asyncio would tell of it
+        self._served.sessions.bound_answers()
 
     async def _outcome(self, session: Session, tree: Drafted, form: RowFormat, extra: int) -> Outcome:
         """It goes on where the connection is lost meanwhile: the client will ask again."""

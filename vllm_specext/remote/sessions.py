@@ -15,9 +15,15 @@ from vllm_specext.remote.text import digest
 from vllm_specext.remote.verifier import Outcome
 
 PER_KEY = 8
+"""Sessions that a user may have at a time."""
 TOTAL = 1024
+"""Sessions of all users."""
 IDLE_SECONDS = 600.0
+"""A session without messages for so long ends."""
+MOST_BYTES = 512 << 20
+"""Of the rows of answers that clients may ask for again."""
 BUSY_MS = 500.0
+"""How long a client that is refused for now is told to wait."""
 PER_SECOND = 50
 """Trees of a session that are verified in a second."""
 
@@ -59,6 +65,14 @@ class Session:
     def room(self) -> int:
         """Tokens of the answer that may still come."""
         return min(self.max_tokens + self.prompt, self.max_length) - len(self.text)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the rows of its last answer, once that is there."""
+        answer = self.answer
+        if answer is None or not answer.done() or answer.cancelled() or answer.exception() is not None:
+            return 0
+        return len(answer.result().rows)
 
     def needs(self) -> int:
         """The first token that the client has to send; ``wanted`` where all are there."""
@@ -157,6 +171,17 @@ class Sessions:
         found = self._sessions.get(session)
         if found is not None and found.owner is owner:
             del self._sessions[session]
+
+    def bound_answers(self) -> None:
+        """Drop answers that are kept for clients who may ask again, those of the longest quiet sessions first, until
+        their rows fit into ``MOST_BYTES``. Who asks again then has the tree verified again."""
+        kept = sorted((one for one in self._sessions.values() if one.kept_bytes), key=lambda one: one.used)
+        size = sum(one.kept_bytes for one in kept)
+        for one in kept:
+            if size <= MOST_BYTES:
+                return
+            size -= one.kept_bytes
+            one.asked = one.answer = None
 
     def _forget_idle(self) -> None:
         oldest = self.clock() - IDLE_SECONDS

@@ -28,6 +28,9 @@ from vllm_specext.tree.topology import Topology
 
 NOTHING = Drafted.chain([])
 
+ROWS_AT_ONCE = 1024
+"""That are read and packed: in float32 and several copies, whose memory vLLM has not counted."""
+
 
 @dataclass
 class Asked:
@@ -102,10 +105,10 @@ class ClientDrafts:
 
     def _keep_rows(self, asked: Asked, place: int, end: int) -> None:
         """Keep the rows of a text up to token ``end``, which the cache does not have."""
-        if end > asked.rows:
-            keys, values = self._read(place, torch.arange(asked.rows, end))
-            self.kept.add(asked.ticket, asked.form.pack(keys, values).cpu().numpy().tobytes())
-            asked.rows = end
+        while asked.rows < end:
+            part = torch.arange(asked.rows, min(asked.rows + ROWS_AT_ONCE, end))
+            self.kept.add(asked.ticket, asked.form.pack(*self._read(place, part)).cpu().numpy().tobytes())
+            asked.rows += len(part)
 
 
 def _drafted(asked: Asked, tokens: list[int], drafting: int, most: int) -> Drafted:

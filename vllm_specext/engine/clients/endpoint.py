@@ -8,9 +8,11 @@ from typing import Any
 
 from fastapi import FastAPI, WebSocket
 from starlette.websockets import WebSocketDisconnect
+from vllm import envs
 
 from vllm_specext.engine.clients.verifier import EngineVerifier
 from vllm_specext.methods.checkpoints import SAFETENSORS
+from vllm_specext.methods.end_ids import end_ids
 from vllm_specext.remote.connection import LinkLost
 from vllm_specext.remote.fingerprint import fingerprint
 from vllm_specext.remote.protocol import MAX_NODES, Welcome
@@ -68,9 +70,13 @@ async def drafts(websocket: WebSocket) -> None:
 
 
 def key_of(websocket: WebSocket) -> str:
-    """Who asks: a digest of the key that vLLM has let in, or of the place that asks where no key is wanted."""
-    host = websocket.client.host if websocket.client is not None else ""
-    return hashlib.sha256(websocket.headers.get("authorization", host).encode()).hexdigest()
+    """Who asks: a digest of the API key that vLLM has let in, or of the place that asks where no key is wanted; what a
+    client writes of itself then counts for nothing."""
+    if any(websocket.app.state.args.api_key or [envs.VLLM_API_KEY]):
+        who = websocket.headers.get("authorization", "").partition(" ")[2]
+    else:
+        who = websocket.client.host if websocket.client is not None else ""
+    return hashlib.sha256(who.encode()).hexdigest()
 
 
 class SocketConnection:
@@ -102,7 +108,5 @@ class SocketConnection:
 
 def ends_of(model: Any) -> set[int]:
     """Tokens that end an answer, as vLLM has them: the configuration's, and those of ``generation_config.json``."""
-    ends: set[int] = set()
-    for found in (model.hf_config.eos_token_id, model.try_get_generation_config().get("eos_token_id")):
-        ends |= {found} if isinstance(found, int) else set(found or ())
-    return ends
+    generation = model.try_get_generation_config().get("eos_token_id")
+    return end_ids(generation, getattr(model.hf_text_config, "eos_token_id", None))

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 SECONDS = 10.0
+"""Rows that nobody takes for so long are dropped."""
 LONGEST_WAIT = 600.0
+"""The same for a request that has no rows yet."""
 MOST_BYTES = 256 << 20
+"""Of all rows together; where others bring more, the oldest are dropped."""
 
 
 class KeptRows:
@@ -28,7 +31,7 @@ class KeptRows:
         self._pieces[ticket], self._since[ticket] = [], self._clock()
 
     def add(self, ticket: str, rows: bytes) -> None:
-        """Further rows of a request, which follow those before; of one that was given up they are none of use."""
+        """Further rows of a request, which follow those before. Those of a request that was given up are dropped."""
         if ticket not in self._pieces:
             return
         self._pieces[ticket].append(rows)

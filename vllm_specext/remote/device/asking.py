@@ -5,7 +5,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from vllm_specext.remote.client import Client, Event, Settings
+from vllm_specext.remote.answer import Event, Settings
+from vllm_specext.remote.client import Client
 from vllm_specext.remote.device import bundle as bundles
 from vllm_specext.remote.device.socket import connecting
 from vllm_specext.remote.device.wording import Wording

@@ -2,14 +2,15 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import SAFETENSORS, read_object
+from vllm_specext.methods.end_ids import end_ids
 from vllm_specext.methods.moa.checkpoint import read_shape, read_tensors
+from vllm_specext.options.trees import MoAOptions
 from vllm_specext.remote.device.bundle import CONFIG, EMBEDDING, HEAD, Bundle
 from vllm_specext.remote.fingerprint import fingerprint
 from vllm_specext.training.pipeline.target import read_target
@@ -38,7 +39,7 @@ def make(target: str, drafter: Path, folder: Path, dtype: torch.dtype) -> Bundle
         )
     if not (drafter / SAFETENSORS).is_file():
         raise ConfigurationError(f"{drafter} has no {SAFETENSORS}; convert its pytorch_model.bin first.")
-    ends = TargetEnds(model)
+    ends, defaults = TargetEnds(model), MoAOptions.model_fields
     embedding = ends.get_input_embeddings().weight
     bundle = Bundle(
         target=target,
@@ -51,9 +52,9 @@ def make(target: str, drafter: Path, folder: Path, dtype: torch.dtype) -> Bundle
         rope_scaling=shape.rope_scaling,
         ends=_ends(model.folder),
         tied=embedding.data_ptr() == ends.head.data_ptr(),
-        nodes=62,
-        depth=6,
-        top_k=8,
+        nodes=defaults["num_speculative_tokens"].default,
+        depth=defaults["tree_depth"].default,
+        top_k=defaults["tree_top_k"].default,
     )
     found = read_tensors(drafter) | {EMBEDDING: embedding, HEAD: ends.head}
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,9 +68,6 @@ def make(target: str, drafter: Path, folder: Path, dtype: torch.dtype) -> Bundle
 
 
 def _ends(folder: Path) -> list[int]:
-    """As the target's files say; ``eos_token_id`` is a number or several."""
-    for name in ENDS:
-        found: Any = read_object(folder / name).get("eos_token_id") if (folder / name).is_file() else None
-        if found is not None:
-            return [found] if isinstance(found, int) else list(found)
-    return []
+    """Of all of the target's files, as the server has them."""
+    files = (read_object(folder / name) for name in ENDS if (folder / name).is_file())
+    return sorted(end_ids(*((file.get("text_config") or file).get("eos_token_id") for file in files)))

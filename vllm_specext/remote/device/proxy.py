@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.remote.client import Event
+from vllm_specext.remote.answer import Event
 from vllm_specext.remote.device.asking import Asking
 from vllm_specext.remote.device.wording import Growing
 from vllm_specext.remote.events import Done, Retracted
