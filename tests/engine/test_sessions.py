@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, tree
+from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
-from tests.engine.workload import DRAFTS, GREEDY
+from tests.engine.workload import DRAFTS, FOREIGN_BPE, GREEDY
 
 Engines = Callable[..., Result]
 KINDS: tuple[dict[str, Any], ...] = (
@@ -56,8 +57,9 @@ def plain(engines: Engines) -> Result:
         (tree(24, 4), False),
         (tree(24, 4), True),
         pytest.param(eagle3(24, 4), True, marks=pytest.mark.extended),
+        (foreign("slem", FOREIGN_BPE), False),
     ],
-    ids=["chain-sync", "chain-async", "tree-sync", "tree-async", "eagle3-async"],
+    ids=["chain-sync", "chain-async", "tree-sync", "tree-async", "eagle3-async", "slem"],
 )
 def test_sessions_have_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, llm: dict[str, Any], asynchronous: bool

@@ -91,6 +91,7 @@ class ForeignSpeculator(StepSpeculator):
         self.drafter.initialize_cache(self.vllm_config.cache_config.kv_cache_layout)
         self.texts.clear()
         self.model_state = model_state
+        model_state.tell(self._begin)
         self.attn_groups: list[list[Any]] = []
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
@@ -179,6 +180,11 @@ class ForeignSpeculator(StepSpeculator):
             grown.append((text, new.after(place, text.known)))
         self.in_threads(Text.grow, grown)
         return places
+
+    def _begin(self, slot: int, _: Any) -> None:
+        """A request comes, or comes back: it may have lost tokens that its text has, as the turns of a session do."""
+        self.texts.pop(slot, None)
+        self.cache.release(slot)
 
     def _text(self, slot: int, request: str, length: int) -> Text:
         """The text of a request that has now ``length`` tokens, more than before."""
