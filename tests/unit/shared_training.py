@@ -28,7 +28,7 @@ from vllm_specext.training import gradients
 from vllm_specext.training.batches import Batch, FeatureBatches
 from vllm_specext.training.generators import generator
 from vllm_specext.training.gradients import totals
-from vllm_specext.training.griffin.train import GriffinRecipe, GriffinStep
+from vllm_specext.training.griffin.train import GriffinStep, GriffinTraining
 from vllm_specext.training.loop import fit
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.processes import ending_at_once
@@ -39,7 +39,7 @@ from vllm_specext.training.step import Progress, Sums
 ROOT = Path(__file__).parents[2]
 VOCABULARY, WIDTH, ROWS = 12, 16, 40
 STEPS, KILLED_IN, STATE_EVERY = 12, 8, 3
-RECIPE = GriffinRecipe(
+RECIPE = GriffinTraining(
     steps_per_stage=(0, 0, STEPS), learning_rates=(1e-2, 1e-2, 1e-2), warmup_steps=2, log_every=STATE_EVERY
 )
 
@@ -74,7 +74,7 @@ class DroppedOut(GriffinStep):
 class Hidden(GriffinStep):
     """Uses parameters that it does not have as its own, so that nobody averages their gradients."""
 
-    def __init__(self, model: GriffinDrafter, head: Tensor, recipe: GriffinRecipe) -> None:
+    def __init__(self, model: GriffinDrafter, head: Tensor, recipe: GriffinTraining) -> None:
         super().__init__(model, head, recipe)
         del self.model
         self.own = nn.Parameter(torch.zeros(()))

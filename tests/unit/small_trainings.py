@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from tests.unit.interruptions import signalled_in
 from tests.unit.tiny_eagle3 import tiny_eagle3
 from tests.unit.tiny_llama import VOCABULARY, tiny_llama
-from vllm_specext.training.eagle3.train import Eagle3Recipe, train_eagle3
+from vllm_specext.training.eagle3.train import Eagle3Training, train_eagle3
 from vllm_specext.training.features import TargetRows
-from vllm_specext.training.griffin.train import GriffinRecipe, new_griffin_drafter, train_griffin
+from vllm_specext.training.griffin.train import GriffinTraining, new_griffin_drafter, train_griffin
 from vllm_specext.training.moa.target import TargetStateReader
-from vllm_specext.training.moa.train import MoARecipe, train_moa
+from vllm_specext.training.moa.train import MoATraining, train_moa
 from vllm_specext.training.moa.untrained import new_moa_drafter
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.run import Run
@@ -37,7 +37,7 @@ def texts() -> list[Tensor]:
 def griffin(folder: Path, state: Path | None) -> nn.Module:
     target = tiny_llama(2)
     model = new_griffin_drafter(target, mlp_size=24, heads=4, kv_heads=4, head_dim=8)
-    recipe = GriffinRecipe(
+    recipe = GriffinTraining(
         steps_per_stage=(5, 6), learning_rates=(3e-3, 1e-3), warmup_steps=3, optimizer="muon", log_every=LOG_EVERY
     )
     packs = PackedBatches(TargetRows(target, texts(), seed=1, together=5), tokens=50, size=2)
@@ -49,7 +49,7 @@ def moa(folder: Path, state: Path | None) -> nn.Module:
     target = tiny_llama(3)
     sizes = {"mlp_size": 40, "kv_heads": 2, "lsa_mlp_size": 16, "lsa_kv_heads": 2}
     model = new_moa_drafter(target, **sizes)
-    recipe = MoARecipe(steps=11, warmup_steps=3, drafted=(3, 5), optimizer="muon", log_every=LOG_EVERY)
+    recipe = MoATraining(steps=11, warmup_steps=3, drafted=(3, 5), optimizer="muon", log_every=LOG_EVERY)
     train_moa(
         model, target.lm_head.weight, None, TargetStateReader(target, texts(), 5, 1), folder, recipe, run=Run(state)
     )
@@ -60,7 +60,7 @@ def eagle3(folder: Path, state: Path | None) -> nn.Module:
     target = tiny_llama(6)
     model = tiny_eagle3(target)
     embedding, head = target.get_input_embeddings().weight, target.lm_head.weight
-    recipe = Eagle3Recipe(
+    recipe = Eagle3Training(
         steps_per_stage=(5, 6), learning_rates=(8e-3, 4e-3), warmup_steps=3, optimizer="muon", log_every=LOG_EVERY
     )
     rows = TargetRows(target, texts(), seed=0, layers=model.shape.layers, kept=False)

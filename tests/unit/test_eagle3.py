@@ -10,7 +10,7 @@ from tests.unit.tiny_llama import VOCABULARY, tiny_llama
 from vllm_specext.training.batches import Batch, make_batch
 from vllm_specext.training.eagle3.model import Eagle3Drafter
 from vllm_specext.training.eagle3.passes import simulate_chains, training_passes
-from vllm_specext.training.eagle3.train import Eagle3Recipe, Eagle3Step
+from vllm_specext.training.eagle3.train import Eagle3Step, Eagle3Training
 from vllm_specext.training.features import TargetRows
 from vllm_specext.training.packed_attention import Layout
 from vllm_specext.training.packs import PackedBatches
@@ -32,7 +32,7 @@ def drafter(target: LlamaForCausalLM) -> Eagle3Drafter:
 
 
 def step_of(drafter: Eagle3Drafter, target: LlamaForCausalLM, align: int) -> Eagle3Step:
-    recipe = Eagle3Recipe(align=align, bfloat16=True)
+    recipe = Eagle3Training(align=align, bfloat16=True)
     return Eagle3Step(drafter, target.get_input_embeddings().weight, target.lm_head.weight, recipe)
 
 

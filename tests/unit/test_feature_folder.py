@@ -134,6 +134,19 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
         begun(FakeEngine(), tmp_path / "file")
 
 
+def test_groups_that_an_earlier_start_has_left_are_removed_at_the_end(tmp_path: Path) -> None:
+    """Groups are larger on more GPUs, so that there are fewer of them than an earlier start has written."""
+    prepare(begun(FakeEngine(), tmp_path))
+    (tmp_path / "00002.safetensors").rename(tmp_path / "00002-1.safetensors")
+    (tmp_path / "held-out.safetensors").touch()
+    folder = begun(FakeEngine(), tmp_path)
+    folder.number = 2
+    folder.end()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {name for name in left if name.startswith("00002")} == set()
+    assert {"00000.safetensors", "00001.safetensors", "00001.group.json", "held-out.safetensors"} <= left
+
+
 def test_a_row_that_was_not_there_is_added(tmp_path: Path) -> None:
     prepare(begun(FakeEngine(), tmp_path))
     group = json.loads((tmp_path / "00000.group.json").read_text())

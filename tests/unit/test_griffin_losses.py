@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.griffin_losses import AlignmentMask, TargetDistribution, pass_losses
 from tests.unit.oracle import single, training_case, training_drafter
 from vllm_specext.methods.griffin.model import GriffinDrafter
-from vllm_specext.training.griffin.losses import AlignmentMask, TargetDistribution, pass_losses
 from vllm_specext.training.griffin.passes import training_passes
 
 

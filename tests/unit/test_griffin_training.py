@@ -20,7 +20,7 @@ from vllm_specext.training.acceptance import greedy_continuations
 from vllm_specext.training.batches import Batch
 from vllm_specext.training.features import TargetRows
 from vllm_specext.training.griffin.acceptance import measure_acceptance
-from vllm_specext.training.griffin.train import GriffinRecipe, GriffinStep, new_griffin_drafter, train_griffin
+from vllm_specext.training.griffin.train import GriffinStep, GriffinTraining, new_griffin_drafter, train_griffin
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.step import Progress
 
@@ -40,12 +40,12 @@ def target() -> LlamaForCausalLM:
     return tiny_llama(2)
 
 
-def small_recipe(**changes: Any) -> GriffinRecipe:
-    return GriffinRecipe(**{"learning_rates": (3e-3, 1e-3, 1e-3), "warmup_steps": 3, "noise": 1.0, **changes})
+def small_recipe(**changes: Any) -> GriffinTraining:
+    return GriffinTraining(**{"learning_rates": (3e-3, 1e-3, 1e-3), "warmup_steps": 3, "noise": 1.0, **changes})
 
 
 def run_training(
-    target: LlamaForCausalLM, out: Path, recipe: GriffinRecipe, seed: int = 0
+    target: LlamaForCausalLM, out: Path, recipe: GriffinTraining, seed: int = 0
 ) -> tuple[GriffinDrafter, list]:
     model = new_griffin_drafter(target, mlp_size=24, heads=4, kv_heads=4, head_dim=8, seed=seed)
     rows = greedy_continuations(target, random_rows(24, 8), 16)
@@ -100,7 +100,7 @@ def test_a_stage_shorter_than_its_warm_up_reaches_the_learning_rate(
 
 
 def test_the_default_warm_up_leaves_most_of_every_stage() -> None:
-    assert GriffinRecipe().warmup_steps <= min(GriffinRecipe().steps_per_stage) / 5
+    assert GriffinTraining().warmup_steps <= min(GriffinTraining().steps_per_stage) / 5
 
 
 def test_the_first_stage_has_neither_the_top_k_loss_nor_the_unusual_softmax(
@@ -110,7 +110,7 @@ def test_the_first_stage_has_neither_the_top_k_loss_nor_the_unusual_softmax(
     batch = Batch(single(ids), ids, ids.roll(-1, dims=1), oracle["hidden_states"], oracle["target"], counted)
 
     def loss(passes: int, **changes: Any) -> Tensor:
-        step = GriffinStep(drafter, oracle["head_weight"], GriffinRecipe(**changes))
+        step = GriffinStep(drafter, oracle["head_weight"], GriffinTraining(**changes))
         sums = step(batch, Progress(stage=passes, step=1, done=0.0))
         return (sums.loss / sums.counts.clamp(min=1)).sum()
 
@@ -129,7 +129,7 @@ def test_no_tensor_of_a_step_has_all_logits_or_all_scores() -> None:
     features = torch.randn(2, slots, width)
     ids = torch.randint(0, vocabulary, (2, slots))
     batch = Batch(single(ids), ids, ids, features, features, torch.ones_like(ids, dtype=torch.bool))
-    step = GriffinStep(model, torch.randn(vocabulary, width), GriffinRecipe())
+    step = GriffinStep(model, torch.randn(vocabulary, width), GriffinTraining())
     with Largest() as seen:
         step(batch, Progress(3, 1, 0.0)).loss.sum().backward()
     # A query of the third pass has two keys of its own.
@@ -140,4 +140,4 @@ def test_no_tensor_of_a_step_has_all_logits_or_all_scores() -> None:
 
 def test_a_stage_without_a_learning_rate_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"learning_rates has 3 entries, but steps_per_stage has 2"):
-        GriffinRecipe(steps_per_stage=(10, 10))
+        GriffinTraining(steps_per_stage=(10, 10))

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.griffin_losses import AlignmentMask, TargetDistribution, token_loss
 from tests.unit.largest_tensor import Largest
-from vllm_specext.training.griffin.losses import AlignmentMask, TargetDistribution
 from vllm_specext.training.head_loss import Alignment, HeadLosses, HeadWeights, MaskShift, head_losses
-from vllm_specext.training.losses import token_loss
 
 PASSES, PACKS, LENGTH, WIDTH = 3, 2, 37, 16
 CHUNK = 10

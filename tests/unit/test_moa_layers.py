@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from tests.unit.moa_masks import two_key_sets
 from tests.unit.moa_models import (
     E_,
     LENGTH,
@@ -24,7 +25,6 @@ from tests.unit.moa_models import (
 from vllm_specext.methods.layers import Rotary, rotate
 from vllm_specext.methods.moa.checkpoint import LayerShape
 from vllm_specext.methods.moa.model import DecoderLayer, MoADrafter
-from vllm_specext.methods.moa.target_layers import two_key_sets
 from vllm_specext.training.moa.blocks import last_verified
 from vllm_specext.training.moa.target import (
     last_target_layers,

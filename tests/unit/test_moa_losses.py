@@ -8,13 +8,13 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from tests.unit.moa_drafters import random_drafter
+from tests.unit.moa_masks import memory_mask, token_mask, two_key_sets
 from tests.unit.tiny_llama import random_rows, tiny_llama
 from vllm_specext.methods.moa.model import MoADrafter
-from vllm_specext.methods.moa.target_layers import two_key_sets
-from vllm_specext.training.moa.blocks import last_verified, memory_mask, sample_boundaries, token_mask
+from vllm_specext.training.moa.blocks import last_verified, sample_boundaries
 from vllm_specext.training.moa.losses import MoALosses, moa_losses
 from vllm_specext.training.moa.target import last_target_layers, target_states
-from vllm_specext.training.moa.train import MoABatch, MoARecipe, MoAStep, staircase
+from vllm_specext.training.moa.train import MoABatch, MoAStep, MoATraining, staircase
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_masks_follow_their_definition() -> None:
 
 
 def test_the_staircase_ends_with_its_share_of_the_training() -> None:
-    recipe = MoARecipe(steps=100, staircase=0.5)
+    recipe = MoATraining(steps=100, staircase=0.5)
     assert [staircase(step, recipe) for step in (0, 25, 50, 51, 100)] == [1.0, 0.5, 0.0, 0.0, 0.0]
     assert staircase(1, replace(recipe, staircase=0.0)) == 0.0
 
@@ -118,7 +118,7 @@ def losses_of(target: LlamaForCausalLM, model: MoADrafter, boundaries: Tensor, c
     seen = target_states(target, rows, torch.ones_like(rows, dtype=torch.bool), used)
     layers = last_target_layers(target, used) if used else None
     alone = torch.zeros(2, dtype=torch.bool)
-    recipe = MoARecipe(count_boundaries=count, bfloat16=False)
+    recipe = MoATraining(count_boundaries=count, bfloat16=False)
     step = MoAStep(model, target.lm_head.weight, layers, recipe)
     return means(step.losses(MoABatch(seen, boundaries, alone)))
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from tests.unit.moa_masks import memory_mask, token_mask, two_key_sets
 from tests.unit.moa_models import LENGTH, assert_same, is_same, plain_drafter, scaled_llama, seen
 from vllm_specext.methods.moa.model import MoADrafter
-from vllm_specext.methods.moa.target_layers import two_key_sets
 from vllm_specext.training import packed_attention
-from vllm_specext.training.moa.blocks import last_verified, memory_mask, token_mask
+from vllm_specext.training.moa.blocks import last_verified
 from vllm_specext.training.moa.passes import drafted_features, through_target_layers
 from vllm_specext.training.moa.target import TargetStates, last_target_layers
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from tests.unit.moa_masks import memory_mask, token_mask, two_key_sets
 from tests.unit.moa_models import (
     LENGTH,
     assert_same,
@@ -16,8 +17,8 @@ from tests.unit.moa_models import (
 )
 from vllm_specext.methods.layers import KV
 from vllm_specext.methods.moa.model import MoADrafter
-from vllm_specext.methods.moa.target_layers import TargetLayers, two_key_sets
-from vllm_specext.training.moa.blocks import last_verified, memory_mask, token_mask
+from vllm_specext.methods.moa.target_layers import TargetLayers
+from vllm_specext.training.moa.blocks import last_verified
 from vllm_specext.training.moa.target import (
     TargetStates,
     last_target_layers,

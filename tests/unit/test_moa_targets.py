@@ -19,7 +19,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.moa.checkpoint import read_shape
 from vllm_specext.training.acceptance import greedy_continuations
 from vllm_specext.training.moa.target import TargetStateReader, last_target_layers
-from vllm_specext.training.moa.train import MoARecipe, train_moa
+from vllm_specext.training.moa.train import MoATraining, train_moa
 from vllm_specext.training.moa.untrained import new_moa_drafter
 
 SIZES = {
@@ -47,7 +47,7 @@ def test_a_drafter_for_qwen3_is_trained_through_its_last_layer(tmp_path: Path, b
     model = new_moa_drafter(target, **sizes)
     own = greedy_continuations(target, torch.randint(0, 50, (24, 8), generator=torch.Generator().manual_seed(0)), 16)
     before = measure_moa_acceptance(model, target, own, 8)
-    recipe = MoARecipe(
+    recipe = MoATraining(
         steps=70,
         decay_steps=70,
         learning_rate=1e-2,

@@ -17,7 +17,7 @@ from vllm_specext.methods.moa.checkpoint import read_shape, read_tensors
 from vllm_specext.methods.moa.model import MoADrafter
 from vllm_specext.training.acceptance import greedy_continuations
 from vllm_specext.training.moa.target import TargetStateReader, last_target_layers
-from vllm_specext.training.moa.train import MoABatch, MoARecipe, RowsInBlocks, train_moa
+from vllm_specext.training.moa.train import MoABatch, MoATraining, RowsInBlocks, train_moa
 from vllm_specext.training.run import Run
 from vllm_specext.training.step import Progress, Share
 
@@ -27,13 +27,13 @@ def target() -> LlamaForCausalLM:
     return tiny_llama(3)
 
 
-def small_recipe(**changes: Any) -> MoARecipe:
+def small_recipe(**changes: Any) -> MoATraining:
     defaults = {"steps": 70, "decay_steps": 70, "learning_rate": 1e-2, "warmup_steps": 3, "drafted": (3, 5)}
-    return MoARecipe(**{**defaults, "bfloat16": False, "optimizer": "muon", **changes})
+    return MoATraining(**{**defaults, "bfloat16": False, "optimizer": "muon", **changes})
 
 
 def run_training(
-    target: LlamaForCausalLM, out: Path, recipe: MoARecipe, state: Path | None = None, **changes: Any
+    target: LlamaForCausalLM, out: Path, recipe: MoATraining, state: Path | None = None, **changes: Any
 ) -> tuple[MoADrafter, list]:
     model = untrained(target, **changes)
     used = model.shape.target_layer_inference

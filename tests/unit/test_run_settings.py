@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from tests.unit.runs import settings
 from vllm_specext.cli.train import Trained
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.training.eagle3.train import Eagle3Recipe as TrainedEagle3
-from vllm_specext.training.griffin.train import GriffinRecipe as TrainedGriffin
-from vllm_specext.training.moa.train import MoARecipe as TrainedMoA
+from vllm_specext.training.eagle3.train import Eagle3Training
+from vllm_specext.training.griffin.train import GriffinTraining
+from vllm_specext.training.moa.train import MoATraining
 from vllm_specext.training.pipeline import moa
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.over_features import as_trained
@@ -55,7 +55,7 @@ FOR_OTHERS = {"epochs", "tokens_per_step", "packs", "mlp_size"}
 """Keys that the packs and the drafter's shape follow from."""
 
 
-@pytest.mark.parametrize(("method", "kind"), [("griffin", TrainedGriffin), ("eagle3", TrainedEagle3)])
+@pytest.mark.parametrize(("method", "kind"), [("griffin", GriffinTraining), ("eagle3", Eagle3Training)])
 def test_every_key_of_a_recipe_reaches_the_trainer(method: str, kind: type[Any]) -> None:
     changed = KEYS[method](**SHARED, **OWN[method])
     trained, default = as_trained(changed, (40,), kind), kind()
@@ -66,7 +66,7 @@ def test_every_key_of_a_recipe_reaches_the_trainer(method: str, kind: type[Any])
 
 
 def test_every_key_of_moas_recipe_reaches_its_trainer() -> None:
-    trained, default = moa.as_trained(MoARecipe(**SHARED, **OWN["moa"]), (40,)), TrainedMoA()
+    trained, default = moa.as_trained(MoARecipe(**SHARED, **OWN["moa"]), (40,)), MoATraining()
     same = {name for name in vars(default) if getattr(trained, name) == getattr(default, name)}
     assert same == {"lsa_chunk"}  # which no recipe has
     of_shape = {"lsa", "lsa_mlp_size", "target_layer_inference"}

@@ -17,6 +17,7 @@ from vllm_specext.measure.bundled import MODELS, TARGET
 from vllm_specext.training.pipeline import plan as plans
 from vllm_specext.training.pipeline.folder import locked
 from vllm_specext.training.pipeline.settings import check_stream, default_processes
+from vllm_specext.training.recipes.named import read_recipe
 
 
 @pytest.fixture
@@ -134,9 +135,22 @@ def test_the_target_needs_gpus_of_its_own_beside_the_training(devices: int, proc
 
 
 def test_training_has_the_gpus_that_the_target_leaves(run: CliRunner) -> None:
-    assert default_processes(8, {"stream": False, "tensor_parallel": 2}) == 8
-    assert default_processes(8, {"stream": True, "tensor_parallel": 2}) == 6
-    assert default_processes(0, {"stream": True, "tensor_parallel": 1}) == 1
+    assert default_processes(8, {"stream": False, "tensor_parallel": 2}, packs=24) == 8
+    assert default_processes(8, {"stream": True, "tensor_parallel": 2}, packs=24) == 6
+    assert default_processes(0, {"stream": True, "tensor_parallel": 1}, packs=4) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["griffin", "eagle3", "moa"])
+@pytest.mark.parametrize("recipe", ["ours", "released"])
+def test_the_default_number_of_processes_shares_the_default_step(name: str, recipe: str, stream: bool) -> None:
+    if (name, recipe) == ("eagle3", "released"):
+        pytest.skip("no such recipe")
+    how = read_recipe(name, recipe, [])
+    for devices in range(9):
+        count = default_processes(devices, {"stream": stream, "tensor_parallel": 1}, how.packs)
+        assert how.packs_of_each(count) * count == how.packs
+        assert count <= max(1, devices - stream)
 
 
 def test_a_cluster_needs_ray(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,15 +117,17 @@ def test_noise_is_bounded_by_the_rows_length_and_spares_targets(target: LlamaFor
     assert not torch.equal(noisy.features, batches(2.0, seed=1).next(START, Share()).features)
 
 
-def test_batches_made_ahead_are_the_same(target: LlamaForCausalLM) -> None:
-    def batches(ahead: bool) -> FeatureBatches:
+@pytest.mark.parametrize("count", [1, 4])
+def test_batches_made_ahead_are_the_same(target: LlamaForCausalLM, count: int) -> None:
+    def batches(ahead: int) -> FeatureBatches:
         return FeatureBatches(PackedBatches(TargetRows(target, rows_of(7), 0), 20, 2), amplitude=1.0, ahead=ahead)
 
-    plain, ahead, later = batches(False), batches(True), batches(True)
+    plain, ahead, later = batches(0), batches(count), batches(count)
     for n in range(9):
         one, other = (made.next(START, Share()) for made in (plain, ahead))
         assert torch.equal(one.input_ids, other.input_ids)
         assert torch.equal(one.features, other.features)
+        assert len(ahead.made) == count
         if n == 4:
             # What is made already does not belong to the place.
             assert ahead.state_dict() == plain.state_dict()

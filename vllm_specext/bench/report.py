@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from vllm_specext.bench.page import markdown, page
 from vllm_specext.bench.plots import draw
 from vllm_specext.bench.results import Results, Row, placeless
 from vllm_specext.bench.workload import Workload
+from vllm_specext.distributions import installed
 from vllm_specext.measure.machine import device, machine
 
 
@@ -43,13 +43,6 @@ def header(work: Workload, others: dict[str, float] | None = None) -> dict[str, 
         "temperatures": [each.temperature for each in work.samplings],
         "sampling": " and ".join(map(str, work.samplings)),
     }
-
-
-def installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def write(results: Results, head: dict[str, Any], folder: Path) -> list[Path]:

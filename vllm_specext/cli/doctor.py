@@ -22,6 +22,7 @@ from rich.console import Console
 import vllm_specext
 from vllm_specext.cli.lines import show
 from vllm_specext.cli.surroundings import PLUGINS, environment, machine, plugins
+from vllm_specext.distributions import installed
 from vllm_specext.vllm_process import vllm_distribution
 
 DISTRIBUTIONS = (
@@ -142,13 +143,6 @@ def change(patch: dict[str, Any]) -> tuple[str, str]:
 def versions() -> dict[str, str]:
     rows = {"vllm-specext": vllm_specext.__version__, "python": platform.python_version()}
     return rows | {name: installed(name) or "not installed" for name in DISTRIBUTIONS}
-
-
-def installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def threads() -> dict[str, str]:

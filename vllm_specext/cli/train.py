@@ -90,7 +90,10 @@ def train(
         ),
     ] = False,
     processes: Annotated[
-        int | None, typer.Option(help="Training processes; by default one for each GPU.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Training processes; by default one for each GPU that has a share of a step.", show_default=False
+        ),
     ] = None,
     init: Annotated[
         str | None,
@@ -169,7 +172,7 @@ def planned(
     values = {**values, "template_flags": asked.flags(flags), "recipe": how.model_dump(mode="json")}
     if processes is not None and processes < 1:
         raise ConfigurationError(f"--processes is {processes}, but at least 1 is needed.")
-    count = processes or asked.default_processes(torch.cuda.device_count(), values)
+    count = processes or asked.default_processes(torch.cuda.device_count(), values, how.packs)
     target = read_target(values["target"])
     values["target"] = target.name
     values["data"] = [located(name) for name in values["data"]]

@@ -4,7 +4,8 @@ Shapes: ``B`` sequences, ``L`` inputs, ``d`` hidden size, ``H`` heads, ``Hkv`` k
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,11 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+
+    def as_config(self) -> dict[str, Any]:
+        """Under the names that transformers has for it."""
+        values = asdict(self)
+        return {"rope_type": values.pop("kind"), **values}
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,7 @@ class Attention(nn.Module):
         return rotate(self.q_norm(self._split(self.q_proj(hidden))), position_ids, self.rotary)
 
     def keys_values(self, hidden: Tensor, position_ids: Tensor) -> KV:
+        """Of ``hidden`` ``[B, L, d]``, with the rotary embedding of ``position_ids`` ``[B or 1, L]`` in the keys."""
         keys = rotate(self.k_norm(self._split(self.k_proj(hidden))), position_ids, self.rotary)
         return keys, self._split(self.v_proj(hidden))
 

@@ -7,7 +7,6 @@ files all is text. Needs no torch.
 
 import codecs
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.whole_files import whole
 
 IDS, VOCAB_SIZE = "ids", "vocab_size"
 """Keys of the file."""
@@ -108,9 +108,5 @@ def coverage(ids: Sequence[int], counts: Counter[int]) -> list[float]:
 def write(path: Path, target: str, vocab_size: int, ids: Sequence[int], counts: Counter[int]) -> None:
     """Write the ``ids`` for a target of ``vocab_size`` tokens. Who reads ``path`` meanwhile sees the file before."""
     content = {"target": target, VOCAB_SIZE: vocab_size, "counted": counts.total(), IDS: list(ids)}
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole(path) as part:
+        part.write_text(json.dumps(content) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.data.answers import Answer, Answerer, Turn
 from vllm_specext.training.data.row import Row
 from vllm_specext.training.shards import SUFFIX
-from vllm_specext.training.whole_files import whole
+from vllm_specext.whole_files import whole
 
 GROUP = ".group.json"
 
@@ -94,6 +94,15 @@ class FeatureFolder:
         self.missing += group.missing
         self.number += 1
         self._written, self._answers = _read(self._path(GROUP)), {}
+
+    def end(self) -> None:
+        """There are no more groups: remove those that an earlier start has left, whose groups were smaller."""
+        with self._writable():
+            for path in self.folder.glob(f"*{GROUP}"):
+                number = path.name.removesuffix(GROUP)
+                if number.isdecimal() and int(number) >= self.number:
+                    for shard in (self.folder / f"{number}{SUFFIX}", *self.folder.glob(f"{number}-*{SUFFIX}"), path):
+                        shard.unlink(missing_ok=True)
 
     def _check(self) -> None:
         for path in sorted(self.folder.glob(f"*{GROUP}")):

@@ -52,6 +52,7 @@ def work(folder: Path, say: Say) -> None:
         features = FeatureFolder(answers, folder / FEATURES, record.target_hash, source)
         say("the target answers" if settings.answers != "given" else "the target reads the answers that are given")
         stats = prepare(wanted, template, folder / DATA, features, features.keep)
+        features.end()
         missing = list(features.missing)
         if settings.stream:
             say("the target reads the rows that are held out")

@@ -1,5 +1,6 @@
 """Batches of drafters that read the target's features: of packed rows, what each input is and what it shall give."""
 
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from vllm_specext.training.generators import generator
 from vllm_specext.training.packed_attention import Layout
 from vllm_specext.training.packs import Packed, PackedBatches
+from vllm_specext.training.run import Run
 from vllm_specext.training.step import Progress, Share
 
 NOISE = 0.2 * 512
@@ -74,8 +76,9 @@ def noise(packed: Packed, amplitude: float, seed: int) -> Tensor:
 class FeatureBatches:
     """Batches from packs, with noise on the features that are read, if any.
 
-    With ``ahead`` a thread makes every batch while the one before is in use. That is for rows that are read from
-    somewhere: a thread computes with as many threads of its own as torch likes, which may change the last bits.
+    A thread makes the next ``ahead`` batches while those before are in use, such as all of an optimizer step. That is
+    for devices that would wait for the host: a thread computes with as many threads of its own as torch likes, which
+    may change the last bits.
     """
 
     def __init__(
@@ -85,24 +88,25 @@ class FeatureBatches:
         amplitude: float = 0.0,
         seed: int = 0,
         *,
-        ahead: bool = False,
+        ahead: int = 0,
     ) -> None:
         self.packs = packs
         self.mask_position, self.amplitude, self.seed = mask_position, amplitude, seed
+        self.ahead = ahead
         self.thread = ThreadPoolExecutor(1) if ahead else None
-        self.made: tuple[tuple[int, ...], Future[Batch]] | None = None
-        """The packs that the thread works on, or has made."""
+        self.made: deque[tuple[tuple[int, ...], Future[Batch]]] = deque()
+        """The packs that the thread works on, or has made, in order."""
 
     def next(self, progress: Progress, share: Share) -> Batch:
         numbers = self.packs.take(share)
         if self.thread is None:
             return self._make(numbers)
-        if self.made is None or self.made[0] != numbers:
-            self.made = numbers, self.thread.submit(self._make, numbers)
-        batch = self.made[1].result()
-        following = tuple(number + self.packs.size for number in numbers)
-        self.made = following, self.thread.submit(self._make, following)
-        return batch
+        if not self.made or self.made[0][0] != numbers:
+            self.made = deque([(numbers, self.thread.submit(self._make, numbers))])
+        while len(self.made) <= self.ahead:
+            following = tuple(number + self.packs.size for number in self.made[-1][0])
+            self.made.append((following, self.thread.submit(self._make, following)))
+        return self.made.popleft()[1].result()
 
     def _make(self, numbers: tuple[int, ...]) -> Batch:
         packed = self.packs.make(numbers)
@@ -117,6 +121,11 @@ class FeatureBatches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.packs.load_state_dict(state)
+
+
+def made_ahead(device: torch.device | str, run: Run | None) -> int:
+    """How many batches are made in advance for a training on ``device``: those of a step, where it is a GPU."""
+    return (run or Run()).accumulate if torch.device(device).type == "cuda" else 0
 
 
 def _next(x: Tensor, later: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Of every chunk of positions the target's and the drafter's logits are made, the losses' sums and the gradient of the
 drafter's features are taken from them, and they are dropped. So no ``[B, L, V]`` tensor lives, and the backward pass
 makes no logits again. The target's logits of a chunk serve all passes. What is computed is defined by
-``losses.py`` and ``griffin/losses.py``, which make all logits at once.
+``tests/unit/griffin_losses.py``, which makes all logits at once.
 
 ``B`` packs of ``L`` positions, ``d`` hidden size, ``V`` tokens.
 """

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,15 @@ INTERRUPTED = 3
 NOT_SAVED = 75
 """Exit code of a training that could not write its state; run again, it goes on from the one before."""
 
+LONGEST_WAIT = timedelta(hours=2)
+"""Processes wait so long for one another before they are taken for lost: one of them evaluates and writes states, which
+may take longer than torch's ten minutes."""
+
 
 def new_accelerator(device: torch.device, trackers: Sequence[Any] = (), folder: Path | None = None) -> "Accelerator":
     """For a model on ``device``. The launcher's variables say how many processes there are; without, there is one."""
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     # The other way, gradients are regrouped after the first step of a process, which changes the order of their sums:
     # a training that goes on would end with other bits.
@@ -36,7 +41,7 @@ def new_accelerator(device: torch.device, trackers: Sequence[Any] = (), folder: 
         cpu=device.type == "cpu",
         # Steps choose their precision themselves.
         mixed_precision="no",
-        kwargs_handlers=[same_groups],
+        kwargs_handlers=[same_groups, InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
         log_with=list(trackers) or None,
         project_dir=folder,
     )

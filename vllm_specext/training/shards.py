@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.rows import FeatureRow
-from vllm_specext.training.whole_files import whole
+from vllm_specext.whole_files import whole
 
 FORMAT = "vllm-specext features 1"
 SUFFIX = ".safetensors"

@@ -12,7 +12,7 @@ from vllm_specext.training.stages import Stage, Steps
 
 
 @dataclass(frozen=True)
-class StagedRecipe:
+class StagedTraining:
     """What such trainings share. Where a default is not that of GRIFFIN's released checkpoints, their value is
     named."""
 

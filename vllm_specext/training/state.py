@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.training.whole_files import whole
+from vllm_specext.whole_files import whole
 
 
 def save_state(path: Path, state: dict[str, Any], settings: Mapping[str, Any]) -> None:

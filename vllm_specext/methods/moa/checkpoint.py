@@ -6,7 +6,7 @@ the target's, and without the ``layer_self_attention`` tensors it is one without
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def write_checkpoint(directory: Path, shape: MoAShape, state_dict: Mapping[str, 
         "hidden_act": "silu",
         "rms_norm_eps": shape.rms_norm_eps,
         "rope_theta": shape.rope_theta,
-        "rope_scaling": None if shape.rope_scaling is None else _as_config(shape.rope_scaling),
+        "rope_scaling": None if shape.rope_scaling is None else shape.rope_scaling.as_config(),
         "max_position_embeddings": shape.max_position_embeddings,
         "vocab_size": shape.vocab_size,
         "target_layer_inference": shape.target_layer_inference,
@@ -231,8 +231,3 @@ def _target_layer_inference(directory: Path, config: dict[str, Any]) -> int:
             f"{directory / 'config.json'}: target_layer_inference is {value!r}; expected an integer of at least 0."
         )
     return value
-
-
-def _as_config(scaling: RopeScaling) -> dict[str, Any]:
-    values = asdict(scaling)
-    return {"rope_type": values.pop("kind"), **values}

@@ -97,10 +97,7 @@ def serve_clients(options: MoAOptions, launch: Launch) -> None:
 
 
 def _overrides(shape: MoAShape, target_layer_inference: int) -> dict[str, Any]:
-    rotary: dict[str, Any] = {"rope_type": "default"}
-    if shape.rope_scaling is not None:
-        rotary = asdict(shape.rope_scaling)
-        rotary["rope_type"] = rotary.pop("kind")
+    rotary = {"rope_type": "default"} if shape.rope_scaling is None else shape.rope_scaling.as_config()
     return {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,

@@ -6,7 +6,6 @@ own keys and values; for drafted tokens those that they make of the drafter's fe
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from vllm_specext.methods.layers import KV, RMSNorm, Rotary
@@ -35,16 +34,3 @@ class TargetLayers(nn.Module):
             features, kv = layer(features, position_ids, mask, past)
             kvs.append(kv)
         return self.norm(features), kvs
-
-
-def two_key_sets(last_verified: Tensor) -> Tensor:
-    """The mask ``[B, 1, T, 2T]`` with which `TargetLayers` run over whole sequences as they run when drafting.
-
-    The first ``T`` keys are the target's own, visible up to ``last_verified`` ``[B, T]``; the others come from the
-    drafter's features and are visible from there to the query.
-    """
-    length = last_verified.shape[1]
-    keys = torch.arange(length, device=last_verified.device)
-    verified = keys <= last_verified[..., None]
-    causal = keys <= keys[:, None]
-    return torch.cat((verified, causal & ~verified), dim=-1)[:, None]

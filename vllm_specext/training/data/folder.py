@@ -14,7 +14,7 @@ import numpy as np
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.data.row import Row
 from vllm_specext.training.data.stats import FORMAT
-from vllm_specext.training.whole_files import whole
+from vllm_specext.whole_files import whole
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vllm_specext.training.batches import Batch, FeatureBatches
+from vllm_specext.training.batches import Batch, FeatureBatches, made_ahead
 from vllm_specext.training.eagle3.checkpoint import write_checkpoint
 from vllm_specext.training.eagle3.model import Eagle3Drafter
 from vllm_specext.training.eagle3.passes import training_passes
@@ -22,12 +22,12 @@ from vllm_specext.training.loop import fit
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.processes import is_first_process
 from vllm_specext.training.run import Run, write_record
-from vllm_specext.training.staged import StagedRecipe
+from vllm_specext.training.staged import StagedTraining
 from vllm_specext.training.step import Progress, Sums, TrainingStep
 
 
 @dataclass(frozen=True)
-class Eagle3Recipe(StagedRecipe):
+class Eagle3Training(StagedTraining):
     """How to train."""
 
     later_passes: float = 0.8
@@ -42,7 +42,7 @@ class Eagle3Step(TrainingStep[Batch]):
     """``progress.stage`` passes over a batch; the terms are every pass's loss, and its share of the first pass's
     positions."""
 
-    def __init__(self, model: Eagle3Drafter, embedding: Tensor, head: Tensor, recipe: Eagle3Recipe) -> None:
+    def __init__(self, model: Eagle3Drafter, embedding: Tensor, head: Tensor, recipe: Eagle3Training) -> None:
         """``embedding`` and ``head`` ``[V, d]`` are the target's, frozen."""
         super().__init__()
         self.model: Eagle3Drafter = model
@@ -71,7 +71,7 @@ def train_eagle3(
     head: Tensor,
     packs: PackedBatches,
     out_dir: Path,
-    recipe: Eagle3Recipe,
+    recipe: Eagle3Training,
     run: Run | None = None,
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place on ``packs``, whose rows have states of the target's layers, and write it to
@@ -82,7 +82,8 @@ def train_eagle3(
     """
     settings = asdict(recipe)
     step = Eagle3Step(model, embedding, head, recipe)
-    log = fit(step, FeatureBatches(packs), recipe.stages(), replace(run or Run(), settings=settings))
+    batches = FeatureBatches(packs, ahead=made_ahead(packs.device, run))
+    log = fit(step, batches, recipe.stages(), replace(run or Run(), settings=settings))
     if is_first_process():
         write_checkpoint(out_dir, model.shape, model.state_dict(), torch.float32)
         write_record(out_dir, {"recipe": settings, "log": log})

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vllm_specext.methods.griffin.checkpoint import GriffinShape, write_checkpoint
 from vllm_specext.methods.griffin.model import GriffinDrafter
-from vllm_specext.training.batches import NOISE, Batch, FeatureBatches, MaskPosition
+from vllm_specext.training.batches import NOISE, Batch, FeatureBatches, MaskPosition, made_ahead
 from vllm_specext.training.griffin.passes import MaskedScore, training_passes
 from vllm_specext.training.head_loss import Alignment, HeadWeights, MaskShift, head_losses
 from vllm_specext.training.loop import fit
@@ -22,7 +22,7 @@ from vllm_specext.training.losses import feature_loss
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.processes import is_first_process
 from vllm_specext.training.run import Run, write_record
-from vllm_specext.training.staged import StagedRecipe
+from vllm_specext.training.staged import StagedTraining
 from vllm_specext.training.step import Progress, Sums, TrainingStep
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GriffinRecipe(StagedRecipe):
+class GriffinTraining(StagedTraining):
     """How to train. Where a default is not the released checkpoints' value, that value is named."""
 
     feature_weight: float = 1.0
@@ -78,7 +78,7 @@ class GriffinStep(TrainingStep[Batch]):
     """``progress.stage`` passes over a batch. The losses to add up, and the terms, are ``[passes]``: feature, token,
     top-k loss, and the share of the first pass's positions that is counted."""
 
-    def __init__(self, model: GriffinDrafter, head: Tensor, recipe: GriffinRecipe) -> None:
+    def __init__(self, model: GriffinDrafter, head: Tensor, recipe: GriffinTraining) -> None:
         super().__init__()
         self.model: GriffinDrafter = model
         self.head = head
@@ -121,7 +121,7 @@ def train_griffin(
     head: Tensor,
     packs: PackedBatches,
     out_dir: Path,
-    recipe: GriffinRecipe,
+    recipe: GriffinTraining,
     run: Run | None = None,
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place on ``packs`` and write it to ``out_dir``, in float32.
@@ -130,7 +130,8 @@ def train_griffin(
     ``run`` is. Returns the log, and writes it beside the checkpoint as ``training.json``: stage, step, and every
     pass's losses averaged over the steps since the entry before.
     """
-    batches = FeatureBatches(packs, recipe.mask_position, recipe.noise, recipe.seed)
+    ahead = made_ahead(packs.device, run)
+    batches = FeatureBatches(packs, recipe.mask_position, recipe.noise, recipe.seed, ahead=ahead)
     settings = asdict(recipe)
     log = fit(GriffinStep(model, head, recipe), batches, recipe.stages(), replace(run or Run(), settings=settings))
     if is_first_process():

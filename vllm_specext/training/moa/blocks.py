@@ -31,21 +31,3 @@ def last_verified(boundaries: Tensor) -> Tensor:
     """The last boundary at or before each position: ``[B, T]``."""
     positions = torch.arange(boundaries.shape[1], device=boundaries.device)
     return (positions * boundaries).cummax(dim=1).values
-
-
-def memory_mask(last: Tensor) -> Tensor:
-    """CA's mask ``[B, 1, T, T]``: everything up to the last boundary."""
-    keys = torch.arange(last.shape[1], device=last.device)
-    return (keys <= last[..., None])[:, None]
-
-
-def token_mask(last: Tensor, block_only: Tensor) -> Tensor:
-    """SA's mask ``[B, 1, T, T]``: causal, and in rows where ``block_only`` ``[B]`` is true the query's block alone.
-
-    The second is the "staircase" with which training begins: it leaves SA no way to do without the memory.
-    """
-    keys = torch.arange(last.shape[1], device=last.device)
-    queries = keys[:, None]
-    causal = keys <= queries
-    own_block = (keys > last[..., None]) | (keys == queries)
-    return (causal & (own_block | ~block_only[:, None, None]))[:, None]

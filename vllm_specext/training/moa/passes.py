@@ -1,7 +1,7 @@
 """MoA over whole sequences, in which every query sees what `blocks` says: ranges of keys, a few queries at a time.
 
-`MoADrafter.forward` and `TargetLayers` with the masks of ``blocks.py`` and `two_key_sets` give the same, with all
-scores at once. ``B`` rows of ``T`` positions, ``E`` the target's hidden size.
+`MoADrafter.forward` and `TargetLayers` with masks give the same, with all scores at once
+(``tests/unit/moa_masks.py``). ``B`` rows of ``T`` positions, ``E`` the target's hidden size.
 """
 
 from collections.abc import Sequence

@@ -28,7 +28,7 @@ from vllm_specext.training.step import Progress, Share, Sums, TrainingStep
 
 
 @dataclass(frozen=True)
-class MoARecipe:
+class MoATraining:
     """How to train. The defaults are the paper's, with batches of 32 sequences and 6 500 of them in an epoch."""
 
     steps: int = 195_000
@@ -73,7 +73,7 @@ class RowsInBlocks:
     """MoA's batches: rows as the target sees them, in random blocks."""
 
     rows: TargetStateReader
-    recipe: MoARecipe
+    recipe: MoATraining
     generator: torch.Generator
 
     def next(self, progress: Progress, share: Share) -> MoABatch:
@@ -93,7 +93,7 @@ class RowsInBlocks:
 class MoAStep(TrainingStep[MoABatch]):
     """One pass over a batch; the terms are token, feature and, with target-layer inference, entry loss."""
 
-    def __init__(self, model: MoADrafter, head: Tensor, last_layers: TargetLayers | None, recipe: MoARecipe) -> None:
+    def __init__(self, model: MoADrafter, head: Tensor, last_layers: TargetLayers | None, recipe: MoATraining) -> None:
         super().__init__()
         model.lsa_chunk = recipe.lsa_chunk
         self.model: MoADrafter = model
@@ -125,7 +125,7 @@ def train_moa(
     last_layers: TargetLayers | None,
     rows: TargetStateReader,
     out_dir: Path,
-    recipe: MoARecipe,
+    recipe: MoATraining,
     run: Run | None = None,
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place on ``rows`` and write it to ``out_dir``, in float32.
@@ -144,7 +144,7 @@ def train_moa(
     return log
 
 
-def only_stage(recipe: MoARecipe) -> Stage:
+def only_stage(recipe: MoATraining) -> Stage:
     floor = recipe.final_learning_rate / recipe.learning_rate
     return Stage(
         Steps(recipe.steps, recipe.log_every),
@@ -160,6 +160,6 @@ def only_stage(recipe: MoARecipe) -> Stage:
     )
 
 
-def staircase(step: int, recipe: MoARecipe) -> float:
+def staircase(step: int, recipe: MoATraining) -> float:
     """The probability, in this step, that SA sees only its own block."""
     return max(0.0, 1 - step / (recipe.staircase * recipe.steps)) if recipe.staircase else 0.0

@@ -39,7 +39,7 @@ class Eagle3WithEnds:
         self, rows: RowSource, recipe: Eagle3Recipe, steps: tuple[int, ...], processes: int, out: Path, run: Run
     ) -> None:
         packs = PackedBatches(rows, recipe.tokens_per_step, processes, self.head.device)
-        how = as_trained(recipe, steps, eagle3.Eagle3Recipe)
+        how = as_trained(recipe, steps, eagle3.Eagle3Training)
         eagle3.train_eagle3(self.model, self.embedding, self.head, packs, out, how, run)
 
 

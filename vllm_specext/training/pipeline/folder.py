@@ -18,6 +18,7 @@ from typing import Any
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import read_object
 from vllm_specext.speculative_config import short
+from vllm_specext.whole_files import whole
 
 LOCK, PLAN, DONE = "run.lock", "plan.json", "stages.json"
 DATA, FEATURES, STATE, DRAFTER, LOGS = "data", "features", "state", "drafter", "logs"
@@ -114,9 +115,8 @@ def check_same(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace ``path`` as a whole."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    with whole(path) as part:
+        part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def is_done(folder: Path, stage: str, inputs: str, results: Sequence[str]) -> bool:

@@ -47,7 +47,7 @@ class GriffinWithHead:
         self, rows: RowSource, recipe: GriffinRecipe, steps: tuple[int, ...], processes: int, out: Path, run: Run
     ) -> None:
         packs = PackedBatches(rows, recipe.tokens_per_step, processes, self.head.device)
-        how = as_trained(recipe, steps, griffin.GriffinRecipe)
+        how = as_trained(recipe, steps, griffin.GriffinTraining)
         griffin.train_griffin(self.model, self.head, packs, out, how, run)
 
 

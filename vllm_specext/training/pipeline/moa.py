@@ -126,11 +126,11 @@ def rows_of_pack(rows: RowSource, recipe: MoARecipe) -> int:
     return max(1, recipe.tokens_per_step // max(rows.lengths))
 
 
-def as_trained(recipe: MoARecipe, steps: tuple[int, ...]) -> moa.MoARecipe:
+def as_trained(recipe: MoARecipe, steps: tuple[int, ...]) -> moa.MoATraining:
     """The recipe as the trainer has it."""
     same = ("final_learning_rate", "weight_decay", "clip_norm", "optimizer", "muon_factor", "drafted", "staircase")
     others = ("count_boundaries", "bfloat16", "log_every", "seed")
-    return moa.MoARecipe(
+    return moa.MoATraining(
         steps=steps[0],
         learning_rate=recipe.learning_rates[0],
         warmup_steps=warmup_steps(recipe, steps),

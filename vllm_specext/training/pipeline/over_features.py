@@ -8,9 +8,9 @@ from vllm_specext.training.pipeline.method import warmup_steps
 from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.recipes.staged import StagedKeys
 from vllm_specext.training.rows import RowSource
-from vllm_specext.training.staged import StagedRecipe
+from vllm_specext.training.staged import StagedTraining
 
-R = TypeVar("R", bound=StagedRecipe)
+R = TypeVar("R", bound=StagedTraining)
 
 
 def as_trained(keys: StagedKeys, steps: tuple[int, ...], recipe: type[R]) -> R:

@@ -2,11 +2,11 @@
 
 import platform
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from vllm_specext import __version__
+from vllm_specext.distributions import installed
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import read_object
 from vllm_specext.training.fingerprint import fingerprint
@@ -87,12 +87,7 @@ def stage_inputs(record: Record) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     found = {"vllm-specext": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return found | {package: version for package in PACKAGES if (version := installed(package)) is not None}
 
 
 def _named(name: str) -> Any:

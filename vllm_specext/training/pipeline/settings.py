@@ -56,9 +56,11 @@ class RunSettings(Frozen):
             raise ValueError(str(error).removesuffix(".")) from None
 
 
-def default_processes(devices: int, values: Mapping[str, Any]) -> int:
-    """One for each GPU, but for those that the target needs meanwhile."""
-    return max(1, devices - (values["tensor_parallel"] if values["stream"] else 0))
+def default_processes(devices: int, values: Mapping[str, Any], packs: int) -> int:
+    """One for each GPU, but for those that the target needs meanwhile, and for those that have no whole share of a
+    step's ``packs``."""
+    free = max(1, devices - (values["tensor_parallel"] if values["stream"] else 0))
+    return max(number for number in range(1, free + 1) if packs % number == 0)
 
 
 def check_stream(settings: RunSettings, processes: int, devices: int) -> None:

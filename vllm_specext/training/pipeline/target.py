@@ -77,14 +77,18 @@ def read_target(model: str, *, weights: bool = False) -> TargetModel:
                 f"{folder / 'config.json'}: {key} is {size!r}; expected a whole number from 1 to {MAX_DIMENSION}."
             )
     is_folder = Path(model).expanduser().is_dir()
-    files = sorted(folder.glob("*.safetensors"))
     return TargetModel(
         name=str(folder.resolve()) if is_folder else model,
         folder=folder,
         config=config,
-        parameters=sum(math.prod(shape) for file in files for _, shape in _shapes(file)) or None,
+        parameters=sum(math.prod(shape) for file in target_files(folder) for _, shape in _shapes(file)) or None,
         **sizes,
     )
+
+
+def target_files(folder: Path) -> list[Path]:
+    """The files with the target's tensors; Mistral's repositories have all of them a second time, under other names."""
+    return [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("consolidated")]
 
 
 def refuse_target(method: str, target: TargetModel, tensor_parallel: int) -> None:

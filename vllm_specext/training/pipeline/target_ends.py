@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.training.pipeline.target import TargetModel
+from vllm_specext.training.pipeline.target import TargetModel, target_files
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 HEADS = ("lm_head.weight", "output.weight")
@@ -62,7 +62,7 @@ class TargetEnds:
 
 def _ends(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors in the target's files that may be its embedding, its last norm or its head."""
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in target_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118

@@ -30,6 +30,9 @@ from vllm_specext.training.shard_rows import ShardRows, find_shards
 EVALUATED = 64
 """Held-out rows that the drafter is measured on while it trains."""
 
+EVALUATIONS = 40
+"""How often it is, at least, in a training that has so many log entries."""
+
 
 def work(folder: Path, say: Say) -> None:
     record = read_record(folder)
@@ -51,7 +54,7 @@ def train(folder: Path, record: Record, drafter: Drafter, rows: RowSource, say: 
     steps = stage_steps(method.packs(rows, recipe), recipe)
     device = this_device().type
     say(f"{len(rows.lengths)} rows, {' + '.join(map(str, steps))} steps, {process_count()} processes on {device}")
-    state = folder / STATE
+    state, every = folder / STATE, evaluated_every(sum(steps), recipe.log_every)
     state.mkdir(exist_ok=True)
     drafter.train(
         rows,
@@ -61,14 +64,21 @@ def train(folder: Path, record: Record, drafter: Drafter, rows: RowSource, say: 
         state / TRAINED,
         Run(
             state=state / LATEST,
+            save_every=every,
             accumulate=recipe.packs_of_each(process_count()),
             log=folder / LOG,
             trackers=settings.log,
             folder=folder,
-            evaluation=Evaluation(recipe.log_every, lambda: measure(method, drafter, valid)),
+            evaluation=Evaluation(every, lambda: measure(method, drafter, valid)),
             best=state / BEST,
         ),
     )
+
+
+def evaluated_every(steps: int, log_every: int) -> int:
+    """Steps from one evaluation, and one state, to the next: a multiple of the steps between log entries. Both are work
+    of one process, for which the others wait, and take longer than many steps on a GPU."""
+    return log_every * max(1, steps // (EVALUATIONS * log_every))
 
 
 def process_count() -> int:

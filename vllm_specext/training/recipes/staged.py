@@ -36,7 +36,8 @@ class StagedKeys(Frozen):
     """Width of the drafter's MLP; the target's intermediate size, unless given."""
     bfloat16: bool = True
     log_every: Count = 50
-    """Steps from one log entry, state and evaluation to the next."""
+    """Steps from one log entry to the next; states and evaluations follow after every so many entries that there are
+    about forty of them, in a short training after every entry."""
     seed: Annotated[int, Field(ge=0, le=2**31)] = 0
 
     @model_validator(mode="after")

@@ -1,8 +1,8 @@
 """GRIFFIN's training losses, and the mask that keeps later passes to contexts that the drafter would draft.
 
-This is the specification, which makes all logits at once; training uses ``head_loss.py``, which gives the same. ``[B,
-L]`` positions, ``V`` tokens, ``d`` hidden size. Output ``s`` of the drafter predicts token ``s + 2`` and feature
-``s + 1``; ``input_ids[:, s]`` is token ``s + 1``.
+The specification of training's ``head_loss.py``, which gives the same without making all logits at once. ``[B, L]``
+positions, ``V`` tokens, ``d`` hidden size. Output ``s`` of the drafter predicts token ``s + 2`` and feature ``s + 1``;
+``input_ids[:, s]`` is token ``s + 1``.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vllm_specext.training.head_loss import DISTILLED_TOKENS, MaskShift
-from vllm_specext.training.losses import feature_loss, masked_mean, token_loss
+from vllm_specext.training.losses import feature_loss
 
 
 class AlignmentMask:
@@ -99,3 +99,16 @@ def pass_losses(
         token=masked_mean(token_loss(logits, target.probabilities), mask),
         top_k=masked_mean(best.sum(dim=-1), mask),
     )
+
+
+def token_loss(logits: Tensor, probabilities: Tensor) -> Tensor:
+    """Cross-entropy of draft logits ``[B, L, V]`` against the target's probabilities: ``[B, L]``."""
+    logits = logits.float()
+    # Σ π·(logits - normaliser), without storing log-probabilities of the whole vocabulary.
+    return logits.logsumexp(dim=-1) - torch.einsum("blv,blv->bl", probabilities, logits)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``values`` ``[B, L]`` where ``mask`` ``[B, L]`` is one; zero where nothing counts."""
+    mask = mask.float()
+    return (mask * values).sum() / (mask.sum() + 1e-5)
