@@ -29,6 +29,7 @@ from benchmarks.own_process import bundled_engine, in_own_process
 from vllm_specext.measure.bundled import SWIFT, bundled_prompts
 from vllm_specext.measure.loops import is_loop
 from vllm_specext.measure.turns import Turn, in_turns, speedups
+from vllm_specext.methods.swift.learning import Learner
 from vllm_specext.methods.swift.search.acceptance import AcceptanceWatch, DraftOutcome
 from vllm_specext.methods.swift.search.search import Kind, ProposedSet, Search
 from vllm_specext.methods.swift.search.skip_set import SkipSet
@@ -89,11 +90,12 @@ class SwiftEngine:
     def __init__(self) -> None:
         self.engine = bundled_engine(SWIFT, counts=False)
         self.speculator = self.engine.speculator
-        self.search: Search = self.speculator.search
+        self.learner: Learner = self.speculator.learner
+        self.search = self.learner.search
         self.steps: list[Step] = []
         self._time(self.engine.engine, "step", "whole")
         self._time(self.speculator, "_learn", "learning")
-        self._time(self.speculator, "_matchness", "passes")
+        self._time(self.learner, "matchness", "passes")
 
     def _time(self, owner: Any, name: str, part: str) -> None:
         stock: Callable[..., Any] = getattr(owner, name)
@@ -121,7 +123,7 @@ class SwiftEngine:
 
     def ask_probed(self, texts: Sequence[str], probe: Probe, drafts: bool = True) -> Turn:
         """Ask with ``probe`` in the search's place."""
-        self.speculator.search = probe
+        self.learner.search = probe  # type: ignore[assignment]
         return self.ask(texts, SWIFT["num_speculative_tokens"] if drafts else 0)
 
 
@@ -136,7 +138,7 @@ def stream(restarts: bool, rounds: int) -> tuple[SwiftEngine, dict[str, Any], di
             kind: [t for t, ids in zip(texts, engine.ask(texts).tokens, strict=True) if not is_loop(ids)]
             for kind, texts in prompts.items()
         }
-        engine.speculator.search = engine.search = fresh(engine.search)
+        engine.learner.search = engine.search = fresh(engine.search)
         verifications: list[DraftOutcome] = []
         stock = engine.search.note
 
@@ -144,7 +146,7 @@ def stream(restarts: bool, rounds: int) -> tuple[SwiftEngine, dict[str, Any], di
             verifications.append(outcome)
             return stock(outcome)
 
-        engine.search.note = note  # type: ignore[method-assign]
+        engine.search.note = note
         engine.steps.clear()
         phases = []
         for kind, texts in prompts.items():

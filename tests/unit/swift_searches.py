@@ -35,8 +35,8 @@ class PreparedSuggestions(NoSuggestions):
         return ready
 
 
-def search(suggester: NoSuggestions | None = None, seed: int = 0, margin: float = 0.0, **options: float) -> Search:
-    return Search(START, SearchOptions(**options), suggester or NoSuggestions(), seed=seed, margin=margin)  # type: ignore[arg-type]
+def search(suggester: NoSuggestions | None = None, seed: int = 0, **options: float) -> Search:
+    return Search(START, SearchOptions(**options), suggester or NoSuggestions(), seed=seed)  # type: ignore[arg-type]
 
 
 def step(searching: Search, score: float, incumbent_score: float | None = None) -> tuple[ProposedSet, bool]:

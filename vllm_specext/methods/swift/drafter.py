@@ -35,13 +35,7 @@ class SelfDrafter(nn.Module):
         finally:
             self.skipped, self._before = outer
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        hidden_states: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """The hidden states ``[T, E]`` that ``compute_logits`` reads."""
         model, before = self.target.model, self._before
         hidden = self.target.embed_input_ids(input_ids)

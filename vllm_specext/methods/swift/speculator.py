@@ -13,12 +13,10 @@ Shapes: ``R`` requests, ``D`` levels.
 
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
@@ -38,39 +36,26 @@ from vllm_specext.engine.drafting.tree_draft import hand_over
 from vllm_specext.engine.graph_sizes import few_sizes
 from vllm_specext.kernels.best_tokens import best_tokens
 from vllm_specext.methods.swift.chains import Chains, of_chain
-from vllm_specext.methods.swift.draft_tree import draft_tree, goes_on, right_tokens
+from vllm_specext.methods.swift.draft_tree import draft_tree, goes_on
 from vllm_specext.methods.swift.drafter import SelfDrafter
+from vllm_specext.methods.swift.learning import HostStats, Learner
 from vllm_specext.methods.swift.metrics import SearchStats
 from vllm_specext.methods.swift.prepare import describe
-from vllm_specext.methods.swift.search.acceptance import DraftOutcome
 from vllm_specext.methods.swift.search.agreement import Agreement
 from vllm_specext.methods.swift.search.keeping import SetRecorder
-from vllm_specext.methods.swift.search.search import ProposedSet, Search, SearchOptions
+from vllm_specext.methods.swift.search.search import Search, SearchOptions
 from vllm_specext.methods.swift.search.skip_set import SkipSet, num_skipped
 from vllm_specext.methods.swift.search.stored import read_found
 from vllm_specext.methods.swift.search.suggestion import BayesianSuggester
 from vllm_specext.methods.swift.search.window import Window
 from vllm_specext.options.swift import SwiftOptions
 from vllm_specext.tree.swift_sizes import NUM_CANDIDATES
-from vllm_specext.tree.topology import pack
 
 IDLE = 128
 """While nothing is drafted, the search takes a step in so many of the target's: it costs most of a pass."""
 
 LEVEL, WINDOW = "level", "window"
 """The passes that are captured: one that drafts a level, and the one that evaluates a set."""
-
-
-@dataclass(frozen=True)
-class HostStats:
-    """What the host has to know of a step."""
-
-    nodes: np.ndarray
-    """``[R]``, of the drafts made just now."""
-    roots: np.ndarray
-    """``[R]``: positions of the last sampled tokens."""
-    verified: np.ndarray
-    """``[R, 4]``: what the drafts before were worth, in ``DraftOutcome``'s order."""
 
 
 class SwiftSpeculator(StepSpeculator):
@@ -81,15 +66,10 @@ class SwiftSpeculator(StepSpeculator):
         self.options = options
         self.root_slots = options.root_slots
         self.window = Window(options.swift_context_window, device)
-        self.itself = pack(torch.ones(1, 1, dtype=torch.bool, device=device))
-        """A row that sees itself alone, as bits."""
         requests, levels = self.max_num_reqs, vllm_config.speculative_config.tree.depth
         self.levels = levels
         self.roots = Roots.buffers(requests, device)
         self.chains = Chains.buffers(requests, levels, device)
-        # What was drafted last, by request slot.
-        self.drafted_chains = torch.zeros(requests, levels, dtype=torch.int64, device=device)
-        self.drafted_levels = torch.zeros(requests, dtype=torch.int64, device=device)
         self.passes: NodePasses[Tensor] = NodePasses(self._run, self.max_model_len)
         self.draft_graphs: Graphs | None = None
         self.idle_steps = 0
@@ -111,14 +91,16 @@ class SwiftSpeculator(StepSpeculator):
         suggester = BayesianSuggester(layers, num_skipped(layers, ratio)) if group.is_first_rank else None
         if suggester is not None and search.swift_max_steps and search.swift_bayes_interval:
             suggester.start()
-        self.search = Search(start, search, self.agreement.on_suggestions_of(suggester))
-        self.stats = SearchStats(self.search)
+        searching = Search(start, search, self.agreement.on_suggestions_of(suggester))
+        self.stats = SearchStats(searching)
         parallel, save = self.vllm_config.parallel_config, self.options.swift_save
-        self.recorder: SetRecorder | None = None
+        recorder: SetRecorder | None = None
         if parallel.rank == 0:
             path = None if save is None or parallel.data_parallel_index else Path(save)
-            self.recorder = SetRecorder(self.search, search, describe(self.vllm_config.model_config), path)
-            weakref.finalize(self, self.recorder.save)
+            recorder = SetRecorder(searching, search, describe(self.vllm_config.model_config), path)
+            weakref.finalize(self, recorder.save)
+        drafted = torch.zeros(self.max_num_reqs, self.levels, dtype=torch.int64, device=self.device)
+        self.learner = Learner(searching, recorder, self.window, self._matchness, drafted, self.max_model_len)
         self.target_names = set(target_attn_layer_names)
         return SelfDrafter(target_model, start)
 
@@ -162,7 +144,7 @@ class SwiftSpeculator(StepSpeculator):
             nothing = newest.new_zeros(requests, 2)
             self.idle_steps = 0 if step.batch.num_draft_tokens_per_req is not None else self.idle_steps + 1
             if not step.dummy and self.idle_steps % IDLE == 0:
-                self._learn(step, self._to_host(step, nothing), nothing[:, :0], nothing[:, 1])
+                self._learn(step, nothing, nothing[:, :0])
             return Drafts(nothing[:, :0])
         tokens, log_probs = self._draft_chains(step, size)
         tree = draft_tree(
@@ -178,10 +160,8 @@ class SwiftSpeculator(StepSpeculator):
         draft = hand_over(of_chain(tree, tokens, self.levels), step.batch, self.model_state)
         assert draft.num_nodes is not None
         assert isinstance(draft.chain_lengths, Tensor)
-        levels = draft.chain_lengths[:, 0]
-        stats = self._to_host(step, torch.stack((draft.num_nodes, levels), dim=1))
-        self._learn(step, stats, tokens[:, :, 0], levels)
-        return Drafts(draft.tokens, stats.nodes)
+        sizes = torch.stack((draft.num_nodes, draft.chain_lengths[:, 0]), dim=1)
+        return Drafts(draft.tokens, self._learn(step, sizes, tokens[:, :, 0]).nodes)
 
     def _graph_for(self, requests: int) -> int | None:
         """The number of requests of the graph that drafts levels for so many, if there is one. What the buffers hold
@@ -195,7 +175,7 @@ class SwiftSpeculator(StepSpeculator):
         """The most likely tokens of every level and their log-probabilities, ``[R, D, candidates]``, in the graph for
         ``size`` requests."""
         requests, chains, graphs = step.requests, self.chains, self.draft_graphs
-        self.model.skipped = self.search.active
+        self.model.skipped = self.learner.search.active
         chains.positions[:requests] = self.roots.starts[:requests] - self.root_slots
         if size is not None:
             self._mask(requests, size)
@@ -223,7 +203,7 @@ class SwiftSpeculator(StepSpeculator):
             slots=positions[:, None],
             written=self.roots.written[:requests, None],
             prefix_lens=positions,
-            visible=self.itself.expand(requests, 1, 1),
+            visible=self.roots.itself.expand(requests, 1, 1),
         )
         features = self.passes(nodes, 1, longest)
         tokens, log_probs = best_tokens(self.model.compute_logits(features), NUM_CANDIDATES)
@@ -240,55 +220,13 @@ class SwiftSpeculator(StepSpeculator):
         self.roots.mask(first, end, self.root_slots)
         self.chains.mask(first, end)
 
-    def _to_host(self, step: Step, sizes: Tensor) -> HostStats:
-        """In one copy, given nodes and levels of the drafts, ``sizes`` ``[R, 2]``."""
-        roots = self.roots.starts[: step.requests, None] - self.root_slots
-        copied = torch.cat((sizes[:, :1], roots, self._verified(step)), dim=1).cpu().numpy()
-        return HostStats(nodes=copied[:, 0], roots=copied[:, 1], verified=copied[:, 2:])
-
-    def _learn(self, step: Step, stats: HostStats, chains: Tensor, levels: Tensor) -> None:
-        """Note how the last drafts did, and take a step of the search; ``chains`` ``[R, D]``, of which the first
-        ``levels`` ``[R]`` count, were drafted just now."""
-        slots = step.batch.idx_mapping
-        drafts = step.batch.num_draft_tokens_per_req
-        if drafts is not None:
-            for worth in stats.verified[np.flatnonzero(drafts)].tolist():
-                self.search.note(DraftOutcome(*worth))
-        self.drafted_chains[slots, : chains.shape[1]] = chains
-        self.drafted_levels[slots] = levels
-        proposed = self.search.propose()
-        if proposed is not None:
-            self._evaluate(step, int(stats.roots[0]), proposed)
-        if self.recorder is not None:
-            self.recorder.record()
-
-    def _verified(self, step: Step) -> Tensor:
-        """What each request's last draft was worth, ``[R, 4]`` in ``DraftOutcome``'s order."""
-        requests, slots = step.requests, step.batch.idx_mapping
-        sampled, levels = step.num_sampled[:requests, None], self.drafted_levels[slots][:, None]
-        chains = self.drafted_chains[slots]
-        place = torch.arange(chains.shape[1], device=self.device)
-        # The newest tokens of the text, from the first one that this step decided.
-        first = self.roots.starts[:requests, None] - self.root_slots - sampled + 1
-        where = (first + place).clamp(min=0, max=self.max_model_len - 1)
-        text = self.req_states.all_token_ids.gpu[slots[:, None], where]
-        right, reached = right_tokens(chains, text, known=(place < levels) & (place < sampled))
-        return torch.cat((sampled - 1, levels, right[:, None], reached[:, None]), dim=1)
-
-    def _evaluate(self, step: Step, root: int, proposed: ProposedSet) -> None:
-        """One step of the search, if the first request, whose last token is at position ``root``, has a window of its
-        own text."""
-        window, batch = self.window, step.batch
-        first = root - window.width
-        prompt = int(self.req_states.prompt_len.np[batch.idx_mapping_np[0]])
-        if first < prompt or root + window.width + 1 >= self.max_model_len:
-            return
-        window.take(self.req_states.all_token_ids.gpu[batch.idx_mapping[0], first : root + 1], first)
-        score = self._matchness(proposed.skipped, first)
-        incumbent = None
-        if self.search.needs_incumbent(proposed, score):
-            incumbent = self._matchness(self.search.active, first)
-        self.search.settle(proposed, score, incumbent)
+    def _learn(self, step: Step, sizes: Tensor, chains: Tensor) -> HostStats:
+        """Learn from the step, after which ``chains`` ``[R, D]`` were drafted, with nodes and levels ``sizes``
+        ``[R, 2]``."""
+        roots, states = self.roots.starts[: step.requests] - self.root_slots, self.req_states
+        stats = self.learner.to_host(step, sizes, roots, states.all_token_ids.gpu)
+        self.learner.learn(step, stats, chains, sizes[:, 1], states)
+        return stats
 
     def _matchness(self, skipped: SkipSet, first: int) -> float:
         """The share of the window's tokens, from position ``first`` on, that follow from the token before."""

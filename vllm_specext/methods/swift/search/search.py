@@ -130,9 +130,7 @@ class Search:
         suggester: Suggester,
         *,
         seed: int = SEED,
-        margin: float = 0.0,
     ) -> None:
-        """A proposed set has to be better than the active set by more than ``margin``."""
         self.active = start
         self.version = 0
         self.restarts = 0
@@ -140,7 +138,6 @@ class Search:
         self.acceptance = AcceptanceWatch()
         self._options = options
         self._suggester = suggester
-        self._margin = margin
         self._variables = num_variables(start.layers)
         self._num_skipped = num_skipped(start.layers, options.swift_skip_ratio)
         self._random = random.Random(seed)
@@ -168,7 +165,7 @@ class Search:
         """Whether the active set has to be scored on the contexts that gave the proposed set this ``score``."""
         if proposed is not self._pending or self.best is None:
             return False
-        return score > self.best + self._margin or self._unscored >= INCUMBENT_INTERVAL
+        return score > self.best or self._unscored >= INCUMBENT_INTERVAL
 
     def settle(self, proposed: ProposedSet, score: float, incumbent_score: float | None = None) -> bool:
         """Take the scores, and say whether the proposed set is now the active one. A set that was proposed before a
@@ -182,7 +179,7 @@ class Search:
             self.best, self._scorings = score, 1
         elif incumbent_score is not None:
             # One comparison is often luck, so the proposed set also has to beat what is known of the active set.
-            adopted = score > max(incumbent_score, self.best) + self._margin
+            adopted = score > max(incumbent_score, self.best)
             if adopted:
                 self.active, self.best, self._scorings = proposed.skipped, score, 1
                 self.version += 1
