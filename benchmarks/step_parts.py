@@ -12,6 +12,7 @@ _RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _TREES = "vllm_specext.engine.verification"
 _GROWTH = "vllm_specext.engine.drafting.growth"
+_GROWER = "vllm_specext.engine.drafting.tree_grower:TreeGrower.__call__"
 _GRIFFIN = "vllm_specext.engine.drafting.tree_speculator"
 _MOA, _MOA_MODEL = "vllm_specext.methods.moa.speculator", "vllm_specext.methods.moa.serving"
 _VLLMS_SPECULATOR = "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator"
@@ -31,13 +32,13 @@ FUNCTIONS = (
     Watched("KV compaction", f"{_TREES}.tree_steps:TreeSteps.accept", TREES),
     Watched("first pass", f"{_VLLMS_SPECULATOR}.propose", VLLM_DRAFTS),
     Watched("first pass", f"{_GRIFFIN}:TreeSpeculator._read_paths", GRIFFIN | TREES),
-    Watched("levels", f"{_GROWTH}:TreeGrower.__call__", GRIFFIN | TREES),
+    Watched("levels", _GROWER, GRIFFIN | TREES),
     Watched("gather", "vllm_specext.methods.moa.target_cache:gather", MOA),
     Watched("LSA, keys and values", f"{_MOA_MODEL}:MoAForCausalLM.keys_values", MOA),
     Watched("keeping them", f"{_MOA}:MoASpeculator._write_kv", MOA),
     Watched("self-attention", f"{_MOA_MODEL}:CachedLayer.forward", MOA, given=(("writes", True),)),
     Watched("cross-attention", f"{_MOA_MODEL}:CachedLayer.forward", MOA, given=(("writes", False),)),
-    Watched("growth, rest", f"{_GROWTH}:TreeGrower.__call__", MOA),
+    Watched("growth, rest", _GROWER, MOA),
     Watched("head", "vllm_specext.methods.griffin.serving:GriffinForCausalLM.compute_logits", GRIFFIN),
     Watched("head", f"{_MOA_MODEL}:MoAForCausalLM.compute_logits", MOA),
     Watched("head", f"{_GRIFFIN}:best_tokens", GRIFFIN | TREES),

@@ -202,7 +202,7 @@ def draft_another_token_on_the_last_rank() -> None:
 
     from vllm.distributed.parallel_state import get_tp_group
 
-    import vllm_specext.engine.drafting.tree_speculator as speculators
+    import vllm_specext.engine.drafting.speculator as speculators
 
     stock = speculators.hand_over
 

@@ -28,9 +28,10 @@ def record_drafter(method: str, path: str) -> None:
         if targets:  # the drafter is of the target's class
             return stock(self, input_ids, positions, inputs_embeds=inputs_embeds, **targets)
         inputs = {"ids": input_ids.clone(), "positions": positions.clone()}
+        features = () if hidden_states is None else (hidden_states,)
         if hidden_states is not None:
             inputs["features"] = hidden_states.clone()
-        made = stock(self, input_ids, positions, hidden_states)
+        made = stock(self, input_ids, positions, *features)
         predict, regress = made if isinstance(made, tuple) else (made, made)
         passes.append(inputs | {"predict": predict.clone(), "regress": regress.clone()})
         torch.save(passes, path)

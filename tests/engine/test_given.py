@@ -200,6 +200,12 @@ def test_where_the_prediction_ends_the_drafter_goes_on(engines: Engines, plain: 
     assert accepted(both) > 1.05 * max(accepted(given), accepted(trees))
 
 
+def test_predictions_of_one_token_more_than_trees_are_deep(engines: Engines, plain: Result, rounds: list[Any]) -> None:
+    """As many rows as a small model reads of a path and the token after it, which must not be taken for those."""
+    config = reading(TREES["draft-model-tree"], tokens=7)
+    assert differing(engines(config, rounds=rounds), plain) == []
+
+
 @pytest.mark.parametrize("sabotage", ["skip_compaction", "shift_target_positions"])
 def test_a_deliberate_fault_beside_trees_is_noticed(
     engines: Engines, plain: Result, rounds: list[Any], sabotage: str

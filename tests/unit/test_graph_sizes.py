@@ -9,6 +9,8 @@ import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
 from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.config.compilation import CompilationMode
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
 
 from vllm_specext.engine.graph_sizes import capture_all_sizes, capture_no_mixed_batches, drafted_sizes
 from vllm_specext.engine.verification.layout import TreeLayout
@@ -141,7 +143,27 @@ def test_vllms_captures_see_all_sizes_whatever_max_num_seqs_is() -> None:
     capture_all_sizes()
     from vllm.v1.spec_decode.dynamic import utils
     from vllm.v1.worker.gpu import cudagraph_utils
+    from vllm.v1.worker.gpu.spec_decode.target_dependent_ar import cudagraph_utils as of_chains
 
     asked: Any = ([[1, 16, 6], [17, 1000, 0]], 4, 6)
-    assert set(cudagraph_utils.build_dynamic_sd_schedule_lookup(*asked)[1:]) == {6, 0}
+    for module in (cudagraph_utils, of_chains):
+        assert set(module.build_dynamic_sd_schedule_lookup(*asked)[1:]) == {6, 0}
     assert set(utils.build_dynamic_sd_schedule_lookup(*asked)[1:]) == {6}
+
+
+def test_chains_of_every_length_that_may_be_chosen_are_captured_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM drafts a chain in one graph of its length, and in none where that is not captured. The schedule's ranges for
+    trees draft no chains, and those of the shortest begin after ``max_num_seqs``."""
+    capture_all_sizes()
+    monkeypatch.setattr(CudaGraphManager, "capture", lambda self, *args: None)
+    schedule = [[1, 2, 0], [3, 4, 6], [5, 8, 4], [9, 16, 2], [17, 1000, 0]]
+    own = SimpleNamespace(num_speculative_tokens_per_batch_size=schedule)
+    manager: Any = SpeculatorCudaGraphManager.__new__(SpeculatorCudaGraphManager)
+    manager.vllm_config = SimpleNamespace(speculative_config=own, num_speculative_tokens=59)
+    manager.max_num_reqs = 4
+    manager._capture_descs = {
+        CUDAGraphMode.FULL: [BatchExecutionDescriptor(CUDAGraphMode.FULL, size, size) for size in (4, 2, 1)]
+    }
+    manager.capture(None, None, None, None, [], None, specialize_spec_tokens=True)
+    found = {(desc.num_reqs, desc.num_speculative_tokens) for desc in manager._capture_descs[CUDAGraphMode.FULL]}
+    assert found == {(size, length) for size in (1, 2, 4) for length in (6, 4, 2)}

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
+from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
 from vllm_specext.engine.drafting.tree_sizes import TreeSizes
@@ -19,19 +20,22 @@ def sizes(max_rows: int, **given: Any) -> TreeSizes:
     return TreeSizes(TreeShape(59, 6, 10), MOST, max_rows, **given)
 
 
-def test_decoding_graphs_are_captured_for_the_sizes_that_are_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("method", "given"), [("init_cudagraph_manager", [CUDAGraphMode.FULL]), ("capture", [])])
+def test_vllms_graphs_are_planned_and_captured_for_the_sizes_that_are_chains(
+    method: str, given: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
-    def capture(self: Any) -> None:
+    def stock(self: Any, *args: Any) -> None:
         seen.append(self.speculative_config.num_speculative_tokens_per_batch_size)
         raise MemoryError
 
-    monkeypatch.setattr(EagleSpeculator, "capture", capture)
+    monkeypatch.setattr(EagleSpeculator, method, stock)
     config = SimpleNamespace(num_speculative_tokens_per_batch_size=SCHEDULE)
     bare = TreeSpeculator.__new__(TreeSpeculator)
     vars(bare).update({"sizes": sizes(8192), "speculative_config": config})
     with pytest.raises(MemoryError):
-        bare.capture()
+        getattr(bare, method)(*given)
     assert seen == [[[1, 4, 0], [5, 8, 6], [9, 16, 0]]]
     assert config.num_speculative_tokens_per_batch_size is SCHEDULE
 

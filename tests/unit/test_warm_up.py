@@ -55,6 +55,7 @@ class Layer(SimpleNamespace):
         self, layer: Any, query: Tensor, key: None, value: None, kv_cache: Tensor, rows: TreeRows, output: Tensor
     ) -> None:
         assert (rows.num_rows, rows.query_start_loc.sum()) == (0, 0)
+        assert output.dtype == torch.bfloat16
         self.ran.append((query, rows))
 
 
@@ -92,6 +93,15 @@ def test_layers_of_other_sizes_and_windows_are_compiled_too(monkeypatch: pytest.
     table = torch.zeros(2, 4, dtype=torch.int32)
     warm_up.compile_attention(trees, [layers, []], [table, table], [59] * 3, 64, torch.bfloat16)
     assert [len(layer.ran) for layer in layers] == [1, 0, 1, 1]
+
+
+def test_queries_are_those_that_a_layer_hands_to_its_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_up, "variant", lambda *rows: "the same")
+    plain, quantised = Layer(4, 2, 64), Layer(8, 2, 64)
+    quantised.query_quant = torch.nn.Identity()
+    trees, table = TreeStates(SHAPE, 2, 64, torch.device("cpu")), torch.zeros(2, 4, dtype=torch.int32)
+    warm_up.compile_attention(trees, [[plain, quantised]], [table], [59] * 3, 64, torch.bfloat16)
+    assert [layer.ran[0][0].dtype for layer in (plain, quantised)] == [torch.bfloat16, torch.float8_e4m3fn]
 
 
 def test_compaction_is_compiled_for_every_group_of_layers_and_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,13 +68,15 @@ def drafted_sizes(vllm_config: VllmConfig) -> dict[int, list[int]]:
     "vllm.v1.worker.gpu.cudagraph_utils.build_dynamic_sd_schedule_lookup",
     name="graphs of all sizes of drafts",
     why=(
-        "vLLM captures graphs for the numbers of drafted tokens that its schedule has up to max_num_seqs; the "
-        "scheduler of our methods chooses among all sizes, and a step without drafts must not be slower than plain ones"
+        "vLLM captures graphs for the numbers of drafted tokens that its schedule has up to max_num_seqs, of verifying "
+        "them and of drafting a chain of just that length; the scheduler of our methods chooses among all sizes, and a "
+        "step without drafts must not be slower than plain ones"
     ),
     how="wrapped: the capture sees all numbers that the schedule has, whatever their ranges",
     upstream="none: vLLM's lengths follow from the number of requests alone",
     until="vLLM captures what its scheduler may choose",
     signature="num_speculative_tokens_per_batch_size vllm_max_batch_size vllm_num_speculative_tokens",
+    also=("vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils.build_dynamic_sd_schedule_lookup",),
 )
 def _with_all_sizes(original: Callable) -> Callable:
     def build_dynamic_sd_schedule_lookup(
@@ -89,8 +91,10 @@ def _with_all_sizes(original: Callable) -> Callable:
 def capture_all_sizes() -> None:
     """Made in workers, once one of our methods is configured."""
     from vllm.v1.worker.gpu import cudagraph_utils
+    from vllm.v1.worker.gpu.spec_decode.target_dependent_ar import cudagraph_utils as of_chains
 
-    wrap(cudagraph_utils, "build_dynamic_sd_schedule_lookup", _with_all_sizes)
+    for module in (cudagraph_utils, of_chains):
+        wrap(module, "build_dynamic_sd_schedule_lookup", _with_all_sizes)
 
 
 def few_sizes(vllm_config: VllmConfig) -> list[int]:

@@ -32,7 +32,7 @@ class DraftHead(nn.Module):
         return logits
 
     def target_ids(self, tokens: Tensor) -> Tensor:
-        """The target's ids of ``tokens``, which are places among those that are scored."""
+        """The target's ids of ``tokens``, int64 of any shape, which are places among those that are scored."""
         return tokens if self.ids is None else self.ids[tokens]
 
 

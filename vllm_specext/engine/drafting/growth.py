@@ -8,15 +8,12 @@ whole growth can be captured as one graph.
 Shapes: ``R`` requests, ``k`` frontier nodes of a request, ``N`` nodes, ``d`` hidden size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vllm_specext.engine.drafting.graphs import Graphs
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.kernels.tree_expansion import expansion
@@ -133,52 +130,3 @@ class LevelByLevel:
         first = self._start(requests, reads_paths, longest)
         roots = self._roots.part(requests)
         return grow(first, roots, shape, self._passes, self._best, longest + self._root_slots)
-
-
-Grow = Callable[[int, TreeShape, bool, int], TreeDraft]
-"""Grows trees of a shape for so many requests, whose inputs are in buffers; after the accepted paths were read from
-their buffers, or without; the longest of the requests has at most so many tokens."""
-
-
-class TreeGrower:
-    """Grows the trees of a batch, in a graph where there is one."""
-
-    def __init__(self, grow: Grow, max_model_len: int) -> None:
-        self.grow, self._max_model_len = grow, max_model_len
-
-    def __call__(
-        self,
-        requests: int,
-        shape: TreeShape,
-        reads_paths: bool,
-        longest: int,
-        graphs: Graphs | None,
-        mask: Callable[[int, int], None],
-    ) -> TreeDraft:
-        """Trees of the ``requests`` whose inputs are in the buffers, the ``longest`` of them at most so many tokens;
-        ``mask(first, end)`` makes those after them padding where a graph is larger."""
-        kind = shape, reads_paths
-        size = None
-        if graphs is not None:
-            graphs.offer(requests, kind, partial(self.grow, requests, shape, reads_paths, self._max_model_len))
-            size = graphs.size_for(requests, kind)
-        if graphs is None or size is None:
-            return self.grow(requests, shape, reads_paths, longest)
-        mask(requests, size)
-        grown: TreeDraft = graphs.replay(size, kind)
-        return grown.part(requests)
-
-    def capture(
-        self, graphs: Graphs, shapes: Mapping[int, Sequence[TreeShape]], mask: Callable[[int, int], None]
-    ) -> None:
-        """Capture growing these ``shapes`` by number of requests, with and without accepted paths to read first."""
-        if not graphs.needs_capture():
-            return
-        mask(0, max(shapes))
-        passes: dict[Any, Callable[[], TreeDraft]] = {
-            (size, (shape, reads_paths)): partial(self.grow, size, shape, reads_paths, self._max_model_len)
-            for size in sorted(shapes, reverse=True)
-            for shape in reversed(shapes[size])
-            for reads_paths in (True, False)
-        }
-        graphs.capture_passes(passes)

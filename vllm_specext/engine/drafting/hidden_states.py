@@ -33,7 +33,7 @@ class HiddenStateDrafter:
         that need not compute the others. Their keys and values are wanted all the same."""
 
     def target_ids(self, model: Any, tokens: Tensor) -> Tensor:
-        """The target's ids of ``tokens``, which are places in the logits of ``model``."""
+        """The target's ids of ``tokens``, int64 of any shape, which are places in the logits of ``model``."""
         return tokens
 
 

@@ -12,11 +12,10 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
-from vllm_specext.engine.drafting.growth import Roots, TreeGrower
-from vllm_specext.engine.drafting.paths import PathInputs
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
-from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
+from vllm_specext.engine.drafting.tree_draft import TreeDraft
+from vllm_specext.engine.drafting.tree_grower import GrowthInputs, TreeGrower
 from vllm_specext.engine.drafting.tree_sizes import TreeSizes
 from vllm_specext.engine.verification.layout import AcceptedPaths
 from vllm_specext.tree.budget import TreeShape
@@ -25,17 +24,18 @@ from vllm_specext.tree.budget import TreeShape
 class RootedSpeculator(StepSpeculator):
     """The common part; a method says how its drafter takes in rows and paths, and how drafts grow."""
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, rows_after_path: int = 0) -> None:
+        """``rows_after_path``: rows of a request beside its accepted path's that are read together with them."""
         super().__init__(vllm_config, device)
         drafted, requests = self.num_speculative_steps, self.max_num_reqs
         shape = vllm_config.speculative_config.tree or TreeShape(nodes=drafted, depth=drafted, top_k=1)
         self.sizes = TreeSizes.of(vllm_config, shape, grows_chains=True)
-        self.root_slots: int = vllm_config.speculative_config.options.root_slots
-        self.roots = Roots.buffers(requests, device)
+        self.path_width = shape.depth + 1
+        inputs = self.inputs = GrowthInputs.buffers(vllm_config, self.path_width + rows_after_path, device)
+        self.roots, self.paths, self.root_slots = inputs.roots, inputs.paths, inputs.root_slots
         self.root_ids = torch.zeros(requests, dtype=torch.int64, device=device)
         """The last sampled tokens, ``[R]``."""
-        self.paths = PathInputs.buffers(requests, shape.depth + 1, device)
-        self.grower = TreeGrower(self.grow, self.max_model_len)
+        self.grower = TreeGrower(self.grow, inputs, self.sizes, self.max_model_len)
         self.draft_graphs: Graphs | None = None
 
     def keep_rows(self, step: Step) -> None:
@@ -52,7 +52,7 @@ class RootedSpeculator(StepSpeculator):
         raise NotImplementedError
 
     def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
-        """As `growth.Grow`."""
+        """As ``tree_grower.Grow``."""
         raise NotImplementedError
 
     def rehearse_rows(self, step: Step) -> None:
@@ -65,8 +65,7 @@ class RootedSpeculator(StepSpeculator):
         )
 
     def capture(self) -> None:
-        assert self.draft_graphs is not None
-        self.grower.capture(self.draft_graphs, self.sizes.captured(self.vllm_config), self.mask)
+        self.grower.capture(self.draft_graphs, self.vllm_config)
 
     def draft(self, step: Step) -> Drafts:
         if step.skips_attention or not step.attn_metadata:
@@ -74,7 +73,7 @@ class RootedSpeculator(StepSpeculator):
         requests, shape = step.requests, self.sizes.shape_for(step.length, step.requests)
         self.roots.take(step.lengths() + self.root_slots, written=not step.dummy)
         self.root_ids[:requests] = step.newest_tokens()
-        paths = step.accepted_by_all(self.paths.width, self.max_num_tokens)
+        paths = step.accepted_by_all(self.path_width) if self.inputs.holds_paths(requests) else None
         if paths is None:
             self.keep_rows(step)
         else:
@@ -82,27 +81,12 @@ class RootedSpeculator(StepSpeculator):
         if shape.nodes == 0:
             if paths is not None:
                 self.keep_paths(requests)
-            return self._hand_over_chains(step, Drafts(step.num_sampled.new_zeros(requests, 0)))
-        grown = self.grower(requests, shape, paths is not None, step.longest, self.draft_graphs, self.mask)
-        if shape.top_k == 1:
-            return self._hand_over_chains(step, Drafts(grown.tokens))
-        return Drafts((grown if step.dummy else hand_over(grown, step.batch, self.model_state)).tokens)
-
-    def mask(self, first: int, end: int) -> None:
-        """Make requests ``first`` to ``end`` in the buffers padding: they write no keys and values, and nothing reads
-        what they draft."""
-        self.roots.mask(first, end, self.root_slots)
-        self.paths.mask(first, end)
-
-    def _hand_over_chains(self, step: Step, chains: Drafts) -> Drafts:
-        if step.length and not step.dummy and self.steps is not None:
-            hand_over_chains(chains.tokens.shape[1], step.length, step.batch, self.steps.trees)
-        return chains
+            return self.hand_over_chains(step, Drafts(step.num_sampled.new_zeros(requests, 0)))
+        grown = self.grower(requests, shape, paths is not None, step.longest, self.draft_graphs)
+        return self.hand_over(step, grown, shape.top_k)
 
     def _rehearse(self, step: Step) -> Drafts:
         """Draft what the schedule asks for, for vLLM to see how much memory it takes."""
         self.rehearse_rows(step)
-        for requests, shape in self.sizes.of_schedule(self.speculative_config.schedule, self.max_num_reqs):
-            self.mask(0, requests)
-            self.grower.grow(requests, shape, False, self.max_model_len)
+        self.grower.rehearse(self.speculative_config.schedule, self.max_num_reqs)
         return Drafts(self.draft_tokens[: step.requests])

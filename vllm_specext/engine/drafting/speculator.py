@@ -11,6 +11,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_specext.engine.drafting.predictions import Predictions
 from vllm_specext.engine.drafting.step import Drafts, Step
+from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
 from vllm_specext.engine.verification.tree_steps import TreeSteps
 
 
@@ -44,6 +45,18 @@ class StepSpeculator(DraftModelSpeculator):
     def steps(self) -> TreeSteps | None:
         """The target's steps over draft trees; ``None`` where it verifies chains, and before there are caches."""
         return getattr(getattr(self, "model_state", None), "steps", None)
+
+    def hand_over(self, step: Step, grown: TreeDraft, top_k: int) -> Drafts:
+        """Keep what was ``grown`` after ``step`` for the target's next one: trees, or chains where ``top_k`` is 1."""
+        if top_k == 1:
+            return self.hand_over_chains(step, Drafts(grown.tokens))
+        return Drafts((grown if step.dummy else hand_over(grown, step.batch, self.model_state)).tokens)
+
+    def hand_over_chains(self, step: Step, chains: Drafts) -> Drafts:
+        """The same for ``chains``, which a target that verifies no trees needs nobody to keep."""
+        if step.length and not step.dummy and self.steps is not None:
+            hand_over_chains(chains.tokens.shape[1], step.length, step.batch, self.steps.trees)
+        return chains
 
     @torch.inference_mode()
     def propose(

@@ -59,13 +59,11 @@ class Step:
         """At least the number of tokens of the longest request, those drafted last included."""
         return int(self.batch.seq_lens_cpu_upper_bound[: self.requests].max())
 
-    def accepted_by_all(self, width: int, max_rows: int) -> AcceptedPaths | None:
-        """The accepted paths, where every request of the step verified a tree, no path can have more than ``width``
-        rows, and all have at most ``max_rows``; otherwise a drafter reads the rows of the step."""
+    def accepted_by_all(self, width: int) -> AcceptedPaths | None:
+        """The accepted paths, where every request of the step verified a tree and no path can have more than ``width``
+        rows; otherwise a drafter reads the rows of the step."""
         paths = self.accepted
-        if paths is None or len(paths.source) != self.requests:
-            return None
-        if paths.source.shape[1] > width or paths.source.numel() > max_rows:
+        if paths is None or len(paths.source) != self.requests or paths.source.shape[1] > width:
             return None
         return paths
 

@@ -7,28 +7,28 @@ where passes are recorded, a chain grows as a tree of width 1.
 Shapes: ``R`` requests, ``W`` rows of an accepted path (levels + 1), ``d`` hidden size.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.model_executor.layers.attention import Attention
 
 from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.changes.replacements import replaces
-from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
+from vllm_specext.engine.drafting.cache_groups import drafters_groups, wrap_own_layers
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
-from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel, Roots, TreeGrower
+from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel
 from vllm_specext.engine.drafting.hidden_states import ChainSpeculator, HiddenStateDrafter
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
-from vllm_specext.engine.drafting.paths import PathInputs
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
-from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
+from vllm_specext.engine.drafting.tree_draft import TreeDraft
+from vllm_specext.engine.drafting.tree_grower import GrowthInputs, TreeGrower
 from vllm_specext.engine.drafting.tree_sizes import TreeSizes
-from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.engine.verification.layout import AcceptedPaths
 from vllm_specext.kernels.best_tokens import best_tokens
 from vllm_specext.tree.budget import TreeShape
@@ -48,61 +48,69 @@ class TreeSpeculator(ChainSpeculator):
         super().__init__(vllm_config, device, drafter)
         chain = TreeShape(nodes=self.num_speculative_steps, depth=self.num_speculative_steps, top_k=1)
         shape = vllm_config.speculative_config.tree or chain
-        self.sizes = TreeSizes.of(vllm_config, shape, grows_chains=records_passes(vllm_config))
+        sizes = self.sizes = TreeSizes.of(vllm_config, shape, grows_chains=records_passes(vllm_config))
         self.causal = Topology.chain(1, shape.depth, device).ancestors[0]
         """Rows of an accepted path that each of them sees, as bits."""
-        self.root_slots: int = vllm_config.speculative_config.options.root_slots
-        self.roots = Roots.buffers(self.max_num_reqs, device)
-        self.paths = PathInputs.buffers(self.max_num_reqs, shape.depth + 1, device)
+        inputs = self.inputs = GrowthInputs.buffers(vllm_config, shape.depth + 1, device)
+        self.roots, self.paths, self.root_slots = inputs.roots, inputs.paths, inputs.root_slots
         first = self.max_num_reqs, shape.top_k
         self.first_tokens = torch.zeros(first, dtype=torch.int64, device=device)
         self.first_log_probs = torch.zeros(first, dtype=torch.float32, device=device)
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len)
         grow = LevelByLevel(self._start, self.passes, self._best, self.roots, self.root_slots)
-        self.grower = TreeGrower(grow, self.max_model_len)
+        self.grower = TreeGrower(grow, inputs, sizes, self.max_model_len)
         self.draft_graphs: Graphs | None = None
         self.only_reads = False
-        """Within vLLM's drafting, which calls ``sample_draft`` without a word on this: whether nothing is drafted."""
+        """True while vLLM's drafting runs for a step that drafts nothing: ``sample_draft`` then leaves out the LM head.
+        vLLM's hook has no argument for it."""
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter = super().load_draft_model(target_model, target_attn_layer_names)
-        layers = get_layers_from_vllm_config(self.vllm_config, Attention)
-        drafters = [layer for name, layer in layers.items() if name not in target_attn_layer_names]
-        wrap_draft_layers(drafters, self.sizes.largest.depth)
+        wrap_own_layers(self.vllm_config, target_attn_layer_names, self.sizes.largest.depth)
         return drafter
 
     def set_attn(self, model_state: Any, *args: Any) -> None:
         super().set_attn(model_state, *args)
-        check_pages(self.attn_groups)
-        self.passes.groups = cache_groups(self.kv_cache_config, self.block_tables, self.draft_attn_layer_names)
+        self.passes.groups = drafters_groups(self, self.draft_attn_layer_names)
 
-    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        super().init_cudagraph_manager(cudagraph_mode)
-        self.draft_graphs = draft_graphs(
-            self.vllm_config, self.device, cudagraph_mode, self.sizes.captured(self.vllm_config)
-        )
-
+    @contextmanager
     @replaces(
         "vllm.config.speculative.SpeculativeConfig.num_speculative_tokens_per_batch_size",
         name="schedule while graphs are captured",
-        why="vLLM captures a decoding pass for every number in the schedule; those of trees are no chains",
-        how="set while our speculator captures, and no longer: sizes of trees count as nothing",
+        why=(
+            "vLLM captures the drafter's first pass and its decoding for every number in the schedule; trees are no "
+            "chains, and the first pass after a tree is part of the next one's growth"
+        ),
+        how="set while our speculator plans and captures graphs, and no longer: sizes of trees count as nothing",
         upstream="none: vLLM drafts chains only",
         until="vLLM captures what the speculator asks for",
         kind="set",
     )
+    def _schedule_of_chains(self) -> Iterator[None]:
+        config, levels = self.speculative_config, self.sizes.largest.depth
+        schedule = config.num_speculative_tokens_per_batch_size
+        if schedule is None:  # chains of one length
+            yield
+            return
+        chains = [[first, last, nodes if nodes <= levels else 0] for first, last, nodes in schedule]
+        config.num_speculative_tokens_per_batch_size = chains
+        try:
+            yield
+        finally:
+            config.num_speculative_tokens_per_batch_size = schedule
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        with self._schedule_of_chains():
+            super().init_cudagraph_manager(cudagraph_mode)
+        self.draft_graphs = draft_graphs(
+            self.vllm_config, self.device, cudagraph_mode, self.sizes.captured(self.vllm_config)
+        )
+
     def capture(self) -> None:
         """Graphs of vLLM's first pass, of decoding for the sizes that are chains, and of growing trees."""
-        schedule = self.speculative_config.num_speculative_tokens_per_batch_size
-        levels = self.sizes.largest.depth
-        chains = [[first, last, nodes if nodes <= levels else 0] for first, last, nodes in schedule]
-        self.speculative_config.num_speculative_tokens_per_batch_size = chains
-        try:
+        with self._schedule_of_chains():
             super().capture()
-        finally:
-            self.speculative_config.num_speculative_tokens_per_batch_size = schedule
-        assert self.draft_graphs is not None
-        self.grower.capture(self.draft_graphs, self.sizes.captured(self.vllm_config), self._mask)
+        self.grower.capture(self.draft_graphs, self.vllm_config)
 
     def draft(self, step: Step) -> Drafts:
         shape = self.sizes.shape_for(step.length, step.requests)
@@ -110,30 +118,24 @@ class TreeSpeculator(ChainSpeculator):
             return self._rehearse(step, shape)
         if self.sizes.grown(step.length, step.requests) is None:
             return self._draft_chains(step, shape)
-        grown = self._grow(step, shape)
-        if shape.top_k > 1:
-            return Drafts((grown if step.dummy else hand_over(grown, step.batch, self.model_state)).tokens)
-        return self._hand_over_chains(step, Drafts(grown.tokens))
+        return self.hand_over(step, self._grow(step, shape), shape.top_k)
 
     def _grow(self, step: Step, shape: TreeShape) -> TreeDraft:
-        if self.steps is None:
-            paths = AcceptedPaths.of_chains(step.batch, self.paths.width)
-        else:
-            paths = step.accepted_by_all(self.paths.width, self.max_num_tokens)
+        paths = self._paths(step) if self.inputs.holds_paths(step.requests) else None
         if paths is None:
             self._read_rows(step, 1)
         else:
             self._lay_out(paths, step)
         self.roots.take(step.lengths() + self.root_slots, written=not step.dummy)
-        return self.grower(step.requests, shape, paths is not None, step.longest, self.draft_graphs, self._mask)
+        return self.grower(step.requests, shape, paths is not None, step.longest, self.draft_graphs)
+
+    def _paths(self, step: Step) -> AcceptedPaths | None:
+        if self.steps is None:
+            return AcceptedPaths.of_chains(step.batch, self.paths.width)
+        return step.accepted_by_all(self.paths.width)
 
     def _draft_chains(self, step: Step, shape: TreeShape) -> Drafts:
-        return self._hand_over_chains(step, Drafts(self._read_rows(step, shape.nodes)[:, : shape.nodes]))
-
-    def _hand_over_chains(self, step: Step, chains: Drafts) -> Drafts:
-        if step.length and not step.dummy and self.steps is not None:
-            hand_over_chains(chains.tokens.shape[1], step.length, step.batch, self.steps.trees)
-        return chains
+        return self.hand_over_chains(step, Drafts(self._read_rows(step, shape.nodes)[:, : shape.nodes]))
 
     def _read_rows(self, step: Step, length: int) -> Tensor:
         """vLLM's drafting of ``length`` tokens, on the rows of the step as chains have them. With none, the drafter's
@@ -196,16 +198,8 @@ class TreeSpeculator(ChainSpeculator):
             self.hidden_states[:count] = nodes.features.reshape(count, -1)
         return self._run_model(count, metadata, slot_mappings, num_tokens_across_dp=None)
 
-    def _mask(self, first: int, end: int) -> None:
-        """Make requests ``first`` to ``end`` in the buffers padding: they write no keys and values, and nothing reads
-        what they draft."""
-        self.roots.mask(first, end, self.root_slots)
-        self.paths.mask(first, end)
-
     def _rehearse(self, step: Step, shape: TreeShape) -> Drafts:
         """Draft without caches what the schedule asks for, for vLLM to see how much memory it takes."""
         self._read_rows(step, 1 if shape.top_k > 1 else shape.nodes)
-        for requests, grown in self.sizes.of_schedule(self.speculative_config.schedule, self.max_num_reqs):
-            self._mask(0, requests)
-            self.grower.grow(requests, grown, False, self.max_model_len)
+        self.grower.rehearse(self.speculative_config.schedule, self.max_num_reqs)
         return Drafts(self.draft_tokens[: step.requests])

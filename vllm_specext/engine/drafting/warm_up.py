@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import gather_draft_sampled
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import prepare_decode_inputs
 
@@ -66,13 +67,19 @@ def compile_attention(
     ``tables`` ``[requests, blocks]``. ``most``: drafted tokens of a request while at least so many verify."""
     for layers, table in zip(groups, tables, strict=True):
         for layer in {kind(layer): layer for layer in layers[::-1]}.values():
-            query = torch.zeros(1, layer.num_heads, layer.head_size, dtype=dtype, device=trees.device)
+            output = torch.empty(1, layer.num_heads, layer.head_size, dtype=dtype, device=trees.device)
+            query = torch.zeros_like(output, dtype=query_dtype(layer, dtype))
             keys, _ = pages(layer.kv_cache)
             compiled = set()
             for rows in shapes(trees, table, most, max_model_len):
                 if (found := variant(query, keys, rows)) not in compiled:
                     compiled.add(found)
-                    layer.impl.forward(layer, query, None, None, layer.kv_cache, rows, output=torch.empty_like(query))
+                    layer.impl.forward(layer, query, None, None, layer.kv_cache, rows, output=output)
+
+
+def query_dtype(layer: Any, dtype: torch.dtype) -> torch.dtype:
+    """What a layer's queries have when they reach its implementation: vLLM quantises them for some float8 caches."""
+    return dtype if getattr(layer, "query_quant", None) is None else current_platform.fp8_dtype()
 
 
 def compile_chains(speculator: TreeSpeculator, schedule: Sequence[Sequence[int]]) -> None:

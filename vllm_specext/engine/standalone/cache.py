@@ -25,6 +25,7 @@ from vllm.v1.worker.gpu.attn_utils import (
 )
 from vllm.v1.worker.gpu.block_table import BlockTables
 
+from vllm_specext.engine.drafting.cache_groups import check_pages
 from vllm_specext.engine.drafting.node_passes import CacheGroup
 from vllm_specext.engine.standalone.moved import get_kv_cache_config_from_groups, get_kv_cache_groups
 from vllm_specext.engine.standalone.page_pool import PagePool
@@ -95,12 +96,7 @@ class StandaloneCache:
             max_num_blocks_per_group=[ceil(self.max_len / self.page_size)],
             device=self.device,
         )
-        for group in self.attn_groups[0]:
-            if group.kernel_block_size is not None:
-                raise ConfigurationError(
-                    f"the drafter's cache has pages of {self.page_size} tokens, which its attention backend "
-                    f"{group.backend.get_name()} cannot read; set --block-size to {group.kernel_block_size}."
-                )
+        check_pages(self.attn_groups, "the drafter's own text")
         self.pool = PagePool(self.kv_cache_config.num_blocks, self.page_size)
 
     @property

@@ -16,20 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.config import VllmConfig, get_layers_from_vllm_config
-from vllm.model_executor.layers.attention import Attention
+from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.spec_decode.dflash.utils import load_dflash_model
 from vllm.v1.worker.gpu.spec_decode.dspark.utils import load_dspark_model
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
-from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
+from vllm_specext.engine.drafting.cache_groups import drafters_groups, wrap_own_layers
 from vllm_specext.engine.drafting.loading import for_loading
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.rooted_speculator import RootedSpeculator
 from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.drafting.step import Step
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
-from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.engine.verification.layout import AcceptedPaths
 from vllm_specext.methods.block.trees import MakeTree, of_marginals, of_markov_head
 from vllm_specext.tree.budget import TreeShape
@@ -58,18 +56,14 @@ class BlockSpeculator(RootedSpeculator):
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter: Any = self.load(target_model, for_loading(self.vllm_config))
-        layers = get_layers_from_vllm_config(self.vllm_config, Attention)
-        wrap_draft_layers(
-            [layer for name, layer in layers.items() if name not in target_attn_layer_names], self.sizes.largest.depth
-        )
+        wrap_own_layers(self.vllm_config, target_attn_layer_names, self.sizes.largest.depth)
         rows = self.max_num_reqs * self.paths.width
         self.path_states = torch.zeros(rows, drafter.model.fc.input_size, dtype=self.dtype, device=self.device)
         return drafter
 
     def set_attn(self, *args: Any) -> None:
         super().set_attn(*args)
-        check_pages(self.attn_groups)
-        self.passes.groups = cache_groups(self.kv_cache_config, self.block_tables, self.draft_attn_layer_names)
+        self.passes.groups = drafters_groups(self, self.draft_attn_layer_names)
         group_of = {name: group for group in self.passes.groups for name in group.layers}
         self.groups_by_layer = [(name, group_of[name]) for name in self.model.get_draft_kv_cache_layer_names()]
 

@@ -211,7 +211,8 @@ class GriffinForCausalLM(nn.Module):
         return self.model(input_ids, positions, hidden_states)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Logits of the tokens that the drafter scores, from the head that the speculator sets."""
+        """Logits ``[T, S]`` of the ``S`` tokens that the drafter scores, from predict features ``[T, d]`` and the head
+        that the speculator sets."""
         return self.draft_head(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:

@@ -12,20 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.compilation.backends import set_model_tag
-from vllm.config import VllmConfig, get_layers_from_vllm_config, replace
-from vllm.model_executor.layers.attention import Attention
+from vllm.config import VllmConfig, replace
 from vllm.model_executor.model_loader import get_model
 
-from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
+from vllm_specext.engine.drafting.cache_groups import drafters_groups, wrap_own_layers
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel
 from vllm_specext.engine.drafting.loading import for_loading
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
-from vllm_specext.engine.drafting.paths import PathInputs
 from vllm_specext.engine.drafting.rooted_speculator import RootedSpeculator
 from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.drafting.step import Step
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
-from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.engine.verification.layout import AcceptedPaths
 from vllm_specext.kernels.best_tokens import best_tokens
 from vllm_specext.tree.budget import TreeShape
@@ -34,11 +31,8 @@ from vllm_specext.tree.topology import Topology
 
 class LanguageModelSpeculator(RootedSpeculator):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        super().__init__(vllm_config, device)
-        width = self.paths.width + 1
-        self.paths = PathInputs.buffers(self.max_num_reqs, width, device)
-        """The accepted paths, and after each the root."""
-        self.causal = Topology.chain(1, width - 1, device).ancestors[0]
+        super().__init__(vllm_config, device, rows_after_path=1)  # the root
+        self.causal = Topology.chain(1, self.paths.width - 1, device).ancestors[0]
         """Rows of a path that each of them sees, as bits."""
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len)
         self.by_level = LevelByLevel(self._start, self.passes, self._best, self.roots, self.root_slots)
@@ -58,16 +52,12 @@ class LanguageModelSpeculator(RootedSpeculator):
         )
         with set_model_tag("draft_model"):
             drafter: nn.Module = get_model(vllm_config=config, prefix="draft_model")
-        layers = get_layers_from_vllm_config(self.vllm_config, Attention)
-        wrap_draft_layers(
-            [layer for name, layer in layers.items() if name not in target_attn_layer_names], self.sizes.largest.depth
-        )
+        wrap_own_layers(self.vllm_config, target_attn_layer_names, self.sizes.largest.depth)
         return drafter
 
     def set_attn(self, *args: Any) -> None:
         super().set_attn(*args)
-        check_pages(self.attn_groups)
-        self.passes.groups = cache_groups(self.kv_cache_config, self.block_tables, self.draft_attn_layer_names)
+        self.passes.groups = drafters_groups(self, self.draft_attn_layer_names)
 
     def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
         return self.by_level(requests, shape, reads_paths, longest)

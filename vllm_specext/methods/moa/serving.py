@@ -145,18 +145,13 @@ class MoAForCausalLM(nn.Module):
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         return self.model.embed_tokens(input_ids)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        hidden_states: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-    ) -> Tensor:
-        """``[T, E]``; the target's hidden states are not read."""
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """``[T, E]``"""
         return self.model(input_ids, positions)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Logits of the tokens that the drafter scores, from the head that the speculator sets."""
+        """Logits ``[T, S]`` of the ``S`` tokens that the drafter scores, from hidden states ``[T, E]`` and the head
+        that the speculator sets."""
         return self.draft_head(hidden_states)
 
     def keys_values(self, input_ids: Tensor, positions: Tensor, kv: Tensor) -> tuple[KV, KV]:

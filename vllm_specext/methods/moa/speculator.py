@@ -21,7 +21,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from vllm_specext.engine.clients.drafts import ClientDrafts
-from vllm_specext.engine.drafting.cache_groups import cache_groups, check_pages
+from vllm_specext.engine.drafting.cache_groups import cache_groups, drafters_groups, wrap_own_layers
 from vllm_specext.engine.drafting.draft_head import draft_head
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel
 from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
@@ -30,7 +30,6 @@ from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.target import language_model_of
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
-from vllm_specext.engine.verification.attention import wrap_draft_layers
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.best_tokens import best_tokens
 from vllm_specext.kernels.tree_attention import TreeRows
@@ -58,16 +57,12 @@ class MoASpeculator(RootedSpeculator):
             model = language_model_of(target_model).model
             drafter.infer_target_layers(model.layers[-inference:], model.norm)
             self.inferred_names = set(self.target_names[-inference:])
-        rows = [layer for name, layer in layers.items() if name not in target_attn_layer_names]
-        rows += [layers[name] for name in self.inferred_names]
-        wrap_draft_layers(rows, self.sizes.largest.depth)
+        wrap_own_layers(self.vllm_config, target_attn_layer_names, self.sizes.largest.depth, self.inferred_names)
         return drafter
 
     def set_attn(self, *args: Any) -> None:
         super().set_attn(*args)
-        check_pages(self.attn_groups)
-        rows = self.draft_attn_layer_names | self.inferred_names
-        self.passes.groups = cache_groups(self.kv_cache_config, self.block_tables, rows)
+        self.passes.groups = drafters_groups(self, self.draft_attn_layer_names | self.inferred_names)
         holding = cache_groups(self.kv_cache_config, self.block_tables, self.target_names)
         if len(holding) != 1:
             raise ConfigurationError(
