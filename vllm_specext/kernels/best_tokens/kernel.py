@@ -109,7 +109,9 @@ def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     block = min(LARGEST_BLOCK, triton.next_power_of_2(count))
     blocks = triton.cdiv(count, block)
     best = torch.empty(len(rows), blocks, k, dtype=torch.int64, device=rows.device)
-    largest, sums = torch.empty(2, len(rows), blocks, dtype=torch.float32, device=rows.device)
+    largest = torch.empty(len(rows), blocks, dtype=torch.float32, device=rows.device)
+    # Not the second half of one tensor: where that is aligned to less, Triton compiles another variant.
+    sums = torch.empty_like(largest)
     tokens = torch.empty(*logits.shape[:-1], k, dtype=torch.int64, device=rows.device)
     log_probs = torch.empty(*logits.shape[:-1], k, dtype=torch.float32, device=rows.device)
     _best_of_blocks_kernel[len(rows), blocks](

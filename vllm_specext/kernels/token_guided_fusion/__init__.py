@@ -43,11 +43,11 @@ def token_guided_fusion(
 
 
 def token_guided_fusion_of_rank(
-    features: Tensor, embeddings: Tensor, weights: FusionWeights, eps: float, token_ids: Tensor | None = None
+    features: Tensor, embeddings: Tensor, weights: FusionWeights, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Compute one rank's part, two tensors ``[T, d]``: ``h``, which all ranks have, and a share of the MLP's output.
-    The fusion is ``h`` plus the sum of the shares."""
-    hidden, share = _fusion(features, embeddings, token_ids, *weights, eps, residual=False)
+    The fusion is ``h`` plus the sum of the shares. ``features`` and ``embeddings``: rows ``[T, d]`` each."""
+    hidden, share = _fusion(features, embeddings, None, *weights, eps, residual=False)
     return hidden, share
 
 

@@ -154,9 +154,10 @@ class FusedExpansion(Expansion):
 
     def _tree(self, nodes: int) -> tuple[Tensor, Topology]:
         requests, num_words = self.tokens.shape[0], words(nodes + 1)
-        scratch = self.tokens.new_empty(2, requests, self.size, dtype=torch.int32)
+        # Each a tensor of its own: where the half of one is aligned to less, Triton compiles another variant.
+        scratch = [self.tokens.new_empty(requests, self.size, dtype=torch.int32) for _ in range(2)]
         tokens = self.tokens.new_empty(requests, nodes)
-        parents, depths = self.tokens.new_empty(2, requests, nodes + 1)
+        parents, depths = (self.tokens.new_empty(requests, nodes + 1) for _ in range(2))
         ancestors = self.tokens.new_empty(requests, nodes + 1, num_words, dtype=torch.int32)
         block_p = triton.next_power_of_2(self.size)
         _tree_kernel[requests,](
