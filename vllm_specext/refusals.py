@@ -160,8 +160,8 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "kv_connector",
-        "--kv-transfer-config (KV connector)",
-        lambda launch: launch.arguments.kv_transfer_config is not None,
+        "--kv-transfer-config or --kv-offloading-size (KV connector)",
+        lambda launch: (launch.arguments.kv_transfer_config or launch.arguments.kv_offloading_size) is not None,
         "connectors do not know the drafter's keys and values",
         bearable=False,
     ),

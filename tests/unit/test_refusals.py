@@ -44,6 +44,7 @@ def launch(**changes: Any) -> Launch:
     }
     arguments: dict[str, Any] = {
         "kv_transfer_config": None,
+        "kv_offloading_size": None,
         "ec_transfer_config": None,
         "watermark_config": None,
         "enable_lora": False,
@@ -71,6 +72,7 @@ UNSUPPORTED = [
     ({"enable_lora": True, "lora_target_modules": ["q_proj", "lm_head"]}, "--lora-target-modules"),
     ({"enable_lora": True, "lora_target_modules": ["language_model.lm_head"]}, "lm_head"),
     ({"kv_transfer_config": object()}, "--kv-transfer-config"),
+    ({"kv_offloading_size": 4.0}, "--kv-offloading-size"),
     ({"is_hybrid": True}, "hybrid"),
     ({"is_attention_free": True}, "attention-free"),
     ({"is_encoder_decoder": True}, "encoder-decoder"),

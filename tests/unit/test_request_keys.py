@@ -11,7 +11,7 @@ import vllm
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_specext.engine import request_keys, requests
+from vllm_specext.engine import requests
 from vllm_specext.engine.request_keys import VLLMS, check_keys
 from vllm_specext.options.base import Predicted
 
@@ -36,10 +36,10 @@ WITH_READERS = {"processors": config(processors=["module:Processor"]), "schedule
 
 @pytest.fixture
 def _installed_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    request_keys._are_processors_installed.cache_clear()
-    monkeypatch.setattr(request_keys, "entry_points", lambda group: [group])
+    requests._are_processors_installed.cache_clear()
+    monkeypatch.setattr(requests, "entry_points", lambda group: [group])
     yield
-    request_keys._are_processors_installed.cache_clear()
+    requests._are_processors_installed.cache_clear()
 
 
 def with_key(key: Any) -> SamplingParams:

@@ -58,8 +58,11 @@ def test_a_request_that_switches_speculation_off_is_drafted_nothing(off: Any, pa
 def test_custom_processors_are_those_of_the_command_line_and_installed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_custom_processors(SimpleNamespace(logits_processors=None))
     assert has_custom_processors(SimpleNamespace(logits_processors=["module:Processor"]))
-    monkeypatch.setattr(requests, "entry_points", lambda group: [group] if group == "vllm.logits_processors" else [])
-    assert has_custom_processors(SimpleNamespace(logits_processors=None))
+    requests._are_processors_installed.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(requests, "entry_points", lambda group: [group] if group == "vllm.logits_processors" else [])
+        assert has_custom_processors(SimpleNamespace(logits_processors=None))
+    requests._are_processors_installed.cache_clear()
 
 
 @pytest.mark.parametrize("params", [*TREES, *CHAINS, {"extra_args": {"speculation": False}}], ids=str)

@@ -1,2 +1,2 @@
-"""The only code that touches vLLM's internals: configuration, runner hooks, verification, CPU kernel bodies, list of
-replacements."""
+"""What our methods change in vLLM, and its side of drafting and verification: configuration, requests, metrics, hooks,
+scheduler."""

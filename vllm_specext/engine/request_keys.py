@@ -5,8 +5,6 @@ message.
 """
 
 from difflib import get_close_matches
-from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -14,7 +12,7 @@ from vllm.sampling_params import SamplingParams
 
 from vllm_specext.engine.client_trees import reads_client_trees
 from vllm_specext.engine.predictions import reads_predictions
-from vllm_specext.engine.requests import CLIENT_TREE, PREDICTION, SWITCH
+from vllm_specext.engine.requests import CLIENT_TREE, PREDICTION, SWITCH, has_custom_processors
 
 VLLMS = ("session_id", "kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 """All that vLLM reads with the targets that our methods have."""
@@ -46,12 +44,4 @@ def check_keys(params: SamplingParams, vllm_config: Any) -> None:
 
 
 def _has_other_readers(vllm_config: Any) -> bool:
-    if vllm_config.scheduler_config.scheduler_cls is not None or vllm_config.model_config.logits_processors:
-        return True
-    return _are_processors_installed()
-
-
-@cache
-def _are_processors_installed() -> bool:
-    """Whether there are any among the installed packages; looked up once, because that takes ten milliseconds."""
-    return bool(entry_points(group="vllm.logits_processors"))
+    return vllm_config.scheduler_config.scheduler_cls is not None or has_custom_processors(vllm_config.model_config)

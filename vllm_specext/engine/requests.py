@@ -8,6 +8,7 @@ custom logits processors also read the rows before it as the text that leads to 
 """
 
 from enum import IntEnum
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -93,7 +94,13 @@ def drafting_for(request: Any, reads: Reads, custom_processors: bool, needs_pred
 def has_custom_processors(model_config: Any) -> bool:
     """Whether logits processors that vLLM does not know run on every request: those of --logits-processors and
     installed ones."""
-    return bool(model_config.logits_processors) or bool(entry_points(group="vllm.logits_processors"))
+    return bool(model_config.logits_processors) or _are_processors_installed()
+
+
+@cache
+def _are_processors_installed() -> bool:
+    """Looked up once, because that takes ten milliseconds."""
+    return bool(entry_points(group="vllm.logits_processors"))
 
 
 def validate(params: SamplingParams) -> None:
