@@ -268,13 +268,22 @@ def swift_search(name: str) -> str:
 
 
 def nodes_by_load() -> str:
-    """GRIFFIN's median speed relative to no nodes."""
-    rows = [row for row in read("nodes/sweep.json")["rows"] if row["method"] == "griffin"]
+    """Median speed relative to no nodes."""
+    rows = [row for row in read("nodes/sweep.json")["rows"] if "ratio_to_no_nodes" in row]
     loads = sorted({row["max_concurrency"] for row in rows})
-    sizes = sorted({row["num_speculative_tokens"] for row in rows})
-    ratio = {(row["max_concurrency"], row["num_speculative_tokens"]): row["ratio_to_no_nodes"] for row in rows}
-    header = "nodes", *(f"{load} request{'s' if load > 1 else ''}" for load in loads)
-    return table(header, ([size, *(f"{ratio[load, size]:.2f}" for load in loads)] for size in sizes))
+    ratio = {(row["method"], row["num_speculative_tokens"], row["max_concurrency"]): row for row in rows}
+    header = "method", "nodes", *(f"{load} request{'s' if load > 1 else ''}" for load in loads)
+    names = {"griffin": "GRIFFIN", "eagle3-tree": "EAGLE-3"}
+    sizes = [
+        (method, size)
+        for method in names
+        for size in sorted({row["num_speculative_tokens"] for row in rows if row["method"] == method})
+    ]
+    found = (
+        (names[method], size, *(f"{ratio[method, size, load]['ratio_to_no_nodes']:.2f}" for load in loads))
+        for method, size in sizes
+    )
+    return table(header, found)
 
 
 def simulated_drafts() -> str:
