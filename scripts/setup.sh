@@ -15,7 +15,12 @@ extras=train,bench,dev
 started=$SECONDS
 
 die() { echo "set-up: $*" >&2; exit 1; }
-failed() { tail -n 25 "$log" >&2; die "pip failed; the whole log is $log"; }
+failed() { is_full; tail -n 25 "$log" >&2; die "pip failed; the whole log is $log"; }
+# Said last, and alone, because pip tells a full disk amid much else.
+is_full() {
+    ! grep -q 'No space left on device' "$log" ||
+        die "the disk of $venv or of ${TMPDIR:-/tmp}, which pip unpacks in, is full; the CPU flavour takes 6 GB, the GPU flavour more"
+}
 
 choose_flavour() {
     if [[ -n ${FLAVOUR:-} ]]; then
@@ -98,7 +103,7 @@ echo "set-up: $flavour flavour in $venv with $("$python" --version), a few minut
 project=(--editable ".[$flavour,$extras]")
 if [[ $flavour == cpu ]]; then
     torch=$(bash scripts/install_cpu.sh requirement)
-    step "$torch (about 200 MB)" cpu_step torch || exit 1 # it has said why
+    step "$torch (about 200 MB)" cpu_step torch || { is_full; exit 1; } # it has said why
     step "vllm-specext[$flavour,$extras], editable" cpu_step project "${project[@]}" || failed
     step "removing torchvision, torchaudio and torchcodec" cpu_step cleanup || failed
 else

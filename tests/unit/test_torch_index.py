@@ -140,6 +140,18 @@ def test_where_the_configured_index_has_it_no_other_is_asked(project: Path, conf
     assert installed(project)["torch"] == VERSION
 
 
+def test_a_full_disk_is_said_in_a_sentence(project: Path, configured: Path, tmp_path: Path) -> None:
+    publish(configured, "torch", VERSION)
+    backend = project / "backend.py"
+    backend.write_text(
+        BACKEND.replace("    shutil.copy(", "    raise OSError(28, 'No space left on device')\n    shutil.copy(")
+    )
+    done = set_up(project, configured, tmp_path / "pytorch")
+    assert done.returncode == 1
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"set-up: the disk of {project / 'venv'} or of ")
+
+
 def test_a_password_in_the_second_indexs_address_is_not_shown(project: Path, configured: Path, tmp_path: Path) -> None:
     python = project / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
