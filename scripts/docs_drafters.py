@@ -38,8 +38,9 @@ def in_short() -> str:
 
 def first(one: Released) -> str:
     drafter = one.drafters[0]
-    name = "EAGLE" if "/EAGLE-" in drafter else SHORT_NAMES[one.method]
-    return f"[{name}]({HUB}{drafter})"
+    if "/EAGLE-" in drafter:
+        return f"[EAGLE]({HUB}{drafter}) with {code(one.method)}"
+    return f"[{SHORT_NAMES[one.method]}]({HUB}{drafter})"
 
 
 TABLES: dict[str, Callable[[], str]] = {
