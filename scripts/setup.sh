@@ -19,7 +19,7 @@ failed() { is_full; tail -n 25 "$log" >&2; die "pip failed; the whole log is $lo
 # Said last, and alone, because pip tells a full disk amid much else.
 is_full() {
     ! grep -q 'No space left on device' "$log" ||
-        die "the disk of $venv or of ${TMPDIR:-/tmp}, which pip unpacks in, is full; the CPU flavour takes 6 GB, the GPU flavour more"
+        die "the disk of $venv or of ${TMPDIR:-/tmp}, which pip unpacks in, is full; the CPU flavour takes 5 GB, the GPU flavour more"
 }
 
 choose_flavour() {
