@@ -69,6 +69,14 @@ def test_the_weights_with_the_most_tokens_per_verification_are_kept(tmp_path: Pa
     assert not torch.equal(best.model.weight, step.model.weight)
 
 
+def test_better_weights_that_cannot_be_written_do_not_end_a_training(tmp_path: Path) -> None:
+    nowhere, found = tmp_path / "not there" / "best.pt", iter([1.5, 2.5])
+    run = Run(tmp_path / "state.pt", evaluation=Evaluation(1, lambda: acceptance(next(found))), best=nowhere)
+    log = fit(Line(), Numbers([1] * 2), [stage(Steps(2, log_every=1))], run)
+    assert [entry["valid/tau_chain"] for entry in log] == [1.5, 2.5]
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["at"]["best"] == 0
+
+
 def test_a_training_that_goes_on_knows_what_was_best(tmp_path: Path) -> None:
     def run(*found: float) -> Run:
         values = iter(found)

@@ -142,11 +142,11 @@ class Conversation:
     def _ask(self, session: Session, message: Verify, form: RowFormat) -> None:
         if session.answer is not None and not session.answer.done():
             raise Refusal("busy", "an earlier tree of the session is being verified.", BUSY_MS)
+        if early := session.wait(self._served.sessions.clock()):
+            raise Refusal("busy", f"{PER_SECOND} trees of a session are verified in a second.", 1000 * early)
         if not session.begins_with(message.length, message.digest):
             raise Refusal("unknown", "the session has another text; open it with its text.")
         tree = Drafted.of(message, self._served.limits)
-        if early := session.wait(self._served.sessions.clock()):
-            raise Refusal("busy", f"{PER_SECOND} trees of a session are verified in a second.", 1000 * early)
         del session.text[message.length :]
         if session.room <= 0:
             raise Refusal("refused", f"the answer has all tokens that it may have, {session.max_tokens} at most.")

@@ -1,7 +1,9 @@
 """The one trainer: every drafter, and the demonstration's target, is a `TrainingStep` with batches and stages.
 
 With several processes (``torchrun``, ``accelerate launch``) each computes its share of every batch. Losses are sums
-that are divided by the counts of all processes, so that their number changes nothing but the order of sums.
+that are divided by the counts of all processes, so that their number changes nothing but the order of sums. Batches
+that a process computes one after the other for a step are divided by their own counts, and weighted: where a mask
+follows from the pass before, as GRIFFIN's does from the second stage on, that is not quite the mean of all.
 
 A training that is killed and started again with as many processes goes on from its last state, and ends with the same
 bits as one that was not killed: the state has the weights, the optimizers, the place in the data and all random

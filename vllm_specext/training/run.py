@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from tqdm import tqdm
 
 from vllm_specext.training.acceptance import Acceptance
 from vllm_specext.training.state import load_state, save_state
@@ -47,13 +48,17 @@ class Run:
 
 
 def evaluate(run: Run, evaluation: Evaluation, model: nn.Module, best: float) -> tuple[float, dict[str, float]]:
-    """The most tokens per verification, which were ``best`` before, and the figures to log. Better weights are
-    kept."""
+    """The most tokens per verification, which were ``best`` before, and the figures to log. Better weights are kept,
+    where they can be written; otherwise those before stay the best."""
     found = evaluation.measure()
     if found.tokens_per_verification > best:
-        best = found.tokens_per_verification
-        if run.best is not None:
-            save_state(run.best, {"model": model.state_dict(), "tokens_per_verification": best}, {})
+        better = {"model": model.state_dict(), "tokens_per_verification": found.tokens_per_verification}
+        try:
+            if run.best is not None:
+                save_state(run.best, better, {})
+            best = found.tokens_per_verification
+        except (OSError, RuntimeError) as error:  # a full disk, mostly
+            tqdm.write(f"{run.best} could not be written: {str(error).splitlines()[0]}")
     depths = {f"valid/accept/depth_{n}": round(x, 4) for n, x in enumerate(found.rate_at_depth, start=1)}
     return best, {**depths, "valid/tau_chain": round(found.tokens_per_verification, 4)}
 

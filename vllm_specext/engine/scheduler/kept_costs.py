@@ -90,5 +90,7 @@ def digest(vllm_config: Any) -> str:
         device,
         str(torch.get_num_threads()),
         str(vllm_config.scheduler_config.async_scheduling),
+        # Kernels may be switched off, on a CPU.
+        *(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("VLLM_SPECEXT_")),
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
