@@ -1,6 +1,7 @@
 """The documents' tables of measurements, from the files under ``benchmarks/results``."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,21 +270,15 @@ def swift_search(name: str) -> str:
 
 def nodes_by_load() -> str:
     """Median speed relative to no nodes."""
-    rows = [row for row in read("nodes/sweep.json")["rows"] if "ratio_to_no_nodes" in row]
-    loads = sorted({row["max_concurrency"] for row in rows})
-    ratio = {(row["method"], row["num_speculative_tokens"], row["max_concurrency"]): row for row in rows}
+    ratios: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    for row in read("nodes/sweep.json")["rows"]:
+        if "ratio_to_no_nodes" in row:
+            own = ratios[row["method"], row["num_speculative_tokens"]]
+            own[row["max_concurrency"]] = row["ratio_to_no_nodes"]
+    loads = sorted({load for own in ratios.values() for load in own})
     header = "method", "nodes", *(f"{load} request{'s' if load > 1 else ''}" for load in loads)
-    names = {"griffin": "GRIFFIN", "eagle3-tree": "EAGLE-3"}
-    sizes = [
-        (method, size)
-        for method in names
-        for size in sorted({row["num_speculative_tokens"] for row in rows if row["method"] == method})
-    ]
-    found = (
-        (names[method], size, *(f"{ratio[method, size, load]['ratio_to_no_nodes']:.2f}" for load in loads))
-        for method, size in sizes
-    )
-    return table(header, found)
+    found = sorted(ratios, key=lambda size: (size[0] != "griffin", size))
+    return table(header, ((*size, *(f"{ratios[size][load]:.2f}" for load in loads)) for size in found))
 
 
 def simulated_drafts() -> str:

@@ -79,7 +79,7 @@ def test_a_drafter_of_bytes_gets_short_drafts_of_its_text(wide: CliRunner, tmp_p
 
 def test_equal_vocabularies_are_recognised(wide: CliRunner) -> None:
     output = wide.invoke(app, ["pair", str(TARGET), str(TARGET)]).output
-    assert "vLLM's own method draft_model" in output
+    assert "take method draft-model-tree, or vLLM's own draft_model" in output
     assert cells(output, "of the text's tokens")[0] == "100.0%"
 
 

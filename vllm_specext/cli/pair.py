@@ -35,7 +35,7 @@ def pair(
     rich.print(tokenizers_table(*both, found))
     rich.print(methods_table(advice))
     if found.same:
-        rich.print("The vocabularies are the same: vLLM's own method draft_model needs none of this.")
+        rich.print("The vocabularies are the same: take method draft-model-tree, or vLLM's own draft_model.")
         return
     best = advice[0]
     config = {"method": best.method, "model": drafter, "num_speculative_tokens": best.num_speculative_tokens}
