@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from vllm_specext.cli.lines import show
 from vllm_specext.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def pair(
     rich.print(tokenizers_table(*both, found))
     rich.print(methods_table(advice))
     if found.same:
-        rich.print("The vocabularies are the same: take method draft-model-tree, or vLLM's own draft_model.")
+        show("The vocabularies are the same: take method draft-model-tree, or vLLM's own draft_model.")
         return
     best = advice[0]
     config = {"method": best.method, "model": drafter, "num_speculative_tokens": best.num_speculative_tokens}

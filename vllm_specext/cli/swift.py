@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vllm_specext.cli.extras import require
+from vllm_specext.cli.lines import show
 from vllm_specext.cli.outputs import check_file, refusal
 from vllm_specext.errors import ConfigurationError
 
@@ -38,7 +39,7 @@ def swift(
     rich.print(facts_table(found))
     rich.print(layers_table(found.skipped))
     if output is not None:
-        rich.print(f"written to {escape(str(output))}")
+        show(f"written to {output}")
 
 
 def facts_table(found: "FoundSet") -> Table:

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from vllm_specext.cli.lines import show
 from vllm_specext.cli.outputs import check_file, refusal
 from vllm_specext.errors import ConfigurationError
 
@@ -60,7 +61,7 @@ def vocab(
             write(output, target, vocab_size, ids, counts)
         except OSError as error:
             raise refusal("--output", output, error) from None
-        rich.print(f"{len(ids)} ids written to {escape(str(output))}")
+        show(f"{len(ids)} ids written to {output}")
 
 
 def counted(paths: Sequence[Path], encode_batch: "Encode") -> Counter[int]:
