@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.unit.largest_tensor import Largest
 from vllm_specext.methods.layers import KV, Attention, Rotary
-from vllm_specext.training import packed_attention
+from vllm_specext.training import own_keys, packed_attention
 from vllm_specext.training.own_keys import attend
 from vllm_specext.training.packed_attention import Layout, Own, Passes, Span, later_inputs
 
@@ -137,9 +137,20 @@ def test_a_layout_knows_what_comes_later() -> None:
     assert LAYOUT.first[1, 8:11].tolist() == [0, 9, 10]
 
 
+@pytest.mark.parametrize("zero_score", [False, True])
+def test_queries_of_a_row_attend_together_or_a_few_at_a_time(
+    attention: Attention, zero_score: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = one_row(attention, hidden := hidden_states(), zero_score)
+    monkeypatch.setattr(own_keys, "TOGETHER", 7)
+    for some, all_at_once in zip(one_row(attention, hidden, zero_score), together, strict=True):
+        torch.testing.assert_close(some, all_at_once, rtol=1e-5, atol=1e-5)
+
+
 def test_no_tensor_has_the_scores_of_all_queries(attention: Attention, monkeypatch: pytest.MonkeyPatch) -> None:
     length, chunk, heads = 1024, 32, 4
     monkeypatch.setattr(packed_attention.attend, "__defaults__", (None, chunk))
+    monkeypatch.setattr(own_keys, "TOGETHER", chunk)
     hidden = [torch.randn(1, length, WIDTH)] * 2
 
     def largest(outputs: Any) -> int:
@@ -147,5 +158,8 @@ def test_no_tensor_has_the_scores_of_all_queries(attention: Attention, monkeypat
             sum(output.sum() for output in outputs()).backward()
         return seen.numbers
 
-    assert largest(lambda: packed(attention, hidden, Layout.of([[length]]))) <= heads * chunk * (length + 2)
+    few = heads * chunk * (length + 2)
+    assert largest(lambda: packed(attention, hidden, Layout.of([[length]]))) <= few
+    assert largest(lambda: one_row(attention, hidden, False)) <= length**2  # the mask
+    monkeypatch.setattr(own_keys, "TOGETHER", length)
     assert largest(lambda: one_row(attention, hidden, False)) >= heads * length**2

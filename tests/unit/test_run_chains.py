@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.largest_tensor import Largest
+from vllm_specext.training import chains
 from vllm_specext.training.pipeline.chains import Answered, acceptance, accepted_by_depth, answers_in
 from vllm_specext.training.pipeline.method import Draft
 from vllm_specext.training.rows import FeatureRow
@@ -57,3 +59,14 @@ def test_answers_end_where_the_last_chain_is_still_known() -> None:
     row = FeatureRow(torch.arange(15), mask, states)
     # The first has no prompt; the last is shorter than a chain.
     assert [(one.begin, one.end) for one in answers_in(row, states, CHAIN)] == [(7, 9)]
+
+
+def test_the_vocabulary_is_scored_a_few_positions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    features, head = torch.randn(2, 30, 4), torch.randn(500, 4)
+    expected = (features @ head.T).argmax(dim=-1)
+    monkeypatch.setattr(chains, "TOGETHER", 7)
+    with Largest() as seen:
+        found = chains.most_likely(features, head)
+    assert torch.equal(found, expected)
+    assert seen.numbers == 2 * 7 * 500

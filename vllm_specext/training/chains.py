@@ -12,6 +12,9 @@ from torch import Tensor
 from vllm_specext.methods.layers import KV, Attention
 from vllm_specext.training.own_keys import attend
 
+TOGETHER = 1024
+"""Positions whose scores over the vocabulary live at the same time."""
+
 
 def greedy_chains(
     attention: Attention,
@@ -43,6 +46,11 @@ def greedy_chains(
             own.append(kv)
         queries = attention.queries(hidden, position_ids + step)
         predict, features = finish(features, hidden, attend(attention, queries, shared, causal, own))
-        token_ids = (predict @ head.T).argmax(dim=-1)
+        token_ids = most_likely(predict, head)
         drafts.append(token_ids)
     return torch.stack(drafts, dim=-1)
+
+
+def most_likely(features: Tensor, head: Tensor) -> Tensor:
+    """The most likely token ``[B, L]`` after ``features`` ``[B, L, d]``, by ``head`` ``[V, d]``."""
+    return torch.cat([(some @ head.T).argmax(dim=-1) for some in features.split(TOGETHER, dim=1)], dim=1)

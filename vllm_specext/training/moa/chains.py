@@ -6,6 +6,7 @@ from torch import Tensor
 from vllm_specext.methods.layers import KV
 from vllm_specext.methods.moa.model import DecoderLayer, MoADrafter
 from vllm_specext.methods.moa.target_layers import TargetLayers
+from vllm_specext.training.chains import most_likely
 from vllm_specext.training.moa.target import TargetStates
 from vllm_specext.training.own_keys import attend
 
@@ -45,7 +46,7 @@ def simulate_moa_chains(
             hidden = _layer(layer, hidden, at, shared, verified, own)
         if last_layers is not None:
             hidden = last_layers.norm(hidden)
-        token_ids = (hidden @ head.T).argmax(dim=-1)
+        token_ids = most_likely(hidden, head)
         drafts.append(token_ids)
         embeddings = embedding[token_ids]
     return torch.stack(drafts, dim=-1)
