@@ -61,7 +61,7 @@ def test_a_new_drafter_follows_from_the_seed_and_has_as_many_numbers_as_planned(
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_what_is_exported_drafts_the_same(name: str, target: TargetModel, tmp_path: Path) -> None:
     method = TRAINABLE[name]
-    drafter = method.begin(target, settings(method=name, recipe={"mlp_size": 64}).recipe, None, CPU)
+    drafter = method.begin(target, settings(method=name, recipe={"mlp_size": 64, "bfloat16": False}).recipe, None, CPU)
     drafter.model.bfloat16().float()  # the type of the export
     method.export(drafter.model, tmp_path)
     again = method.load(tmp_path, target, CPU)
@@ -70,9 +70,37 @@ def test_what_is_exported_drafts_the_same(name: str, target: TargetModel, tmp_pa
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
+def test_the_target_beside_moa_is_in_the_type_of_the_arithmetic(target: TargetModel, tmp_path: Path) -> None:
+    """With either the bundled drafter drafts nearly the same, and a new one learns nearly as much."""
+    texts = [make_row(range(40, 60), [False] * 5 + [True] * 15, str(number)) for number in range(4)]
+    found, losses = {}, {}
+    for bfloat16 in (False, True):
+        keys = {
+            "bfloat16": bfloat16,
+            "mlp_size": 32,
+            "target_layer_inference": 1,
+            "tokens_per_step": 80,
+            "log_every": 1,
+        }
+        recipe = settings(method="moa", recipe=keys).recipe
+        begun = [MoAMethod().begin(target, recipe, init, CPU) for init in (MODELS / "moa", None)]
+        for drafter in begun:
+            assert isinstance(drafter, MoAWithTarget)
+            assert drafter.head.dtype is (torch.bfloat16 if bfloat16 else torch.float32)
+        found[bfloat16] = drafts(begun[0], "moa", target)
+        loaded = MoAMethod().load(MODELS / "moa", target, CPU, bfloat16=bfloat16)
+        assert torch.equal(drafts(loaded, "moa", target), found[bfloat16])
+        folder = tmp_path / str(bfloat16)
+        begun[1].train(TextRows(texts, 0), recipe, (5,), 1, folder, Run())
+        losses[bfloat16] = [entry["loss"] for entry in json.loads((folder / "training.json").read_text())["log"]]
+    assert (found[True] == found[False]).float().mean() > 0.8
+    assert losses[True] == pytest.approx(losses[False], rel=0.02)
+    assert losses[True] != losses[False]
+
+
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_a_training_begins_with_the_drafter_that_is_given(name: str, target: TargetModel) -> None:
-    method, recipe = TRAINABLE[name], settings(method=name).recipe
+    method, recipe = TRAINABLE[name], settings(method=name, recipe={"bfloat16": False}).recipe
     method.check_init(MODELS / name, target)
     begun = method.begin(target, recipe, MODELS / name, CPU)
     loaded = method.load(MODELS / name, target, CPU)

@@ -31,6 +31,11 @@ def test_figures_are_those_of_the_specification(tmp_path: Path) -> None:
     assert found.trained_parameters == pytest.approx(416e6, rel=0.01)
     assert sum(found.operations_per_token) == pytest.approx(18.9e9, rel=0.01)
     assert found.memory.weights == pytest.approx(6.7e9, rel=0.01)
+    assert found.memory.frozen == 32000 * 4096 * (4 + 4 + 2)  # both ends in float32, and the head in bfloat16 too
+    # Features to read and to reproduce, of 4 packs of 8192 tokens, and of the next step's.
+    assert found.memory.batches == 2 * 4 * 8192 * 2 * 4096 * 4
+    shared = make_plan(settings(samples=1000, max_length=2048), target(tmp_path), None, tmp_path, processes=4)
+    assert shared.memory.batches == found.memory.batches / 4
 
 
 def test_eagle3_keeps_the_states_of_three_layers_more_and_reads_them_once(tmp_path: Path) -> None:
@@ -51,7 +56,9 @@ def test_moa_keeps_nothing_and_has_the_target_in_memory(tmp_path: Path) -> None:
     model = target(tmp_path)
     found = make_plan(settings(samples=1000, max_length=2048, method="moa"), model, None, tmp_path)
     assert (found.feature_bytes_per_token, found.feature_bytes) == (0, 0)
-    assert found.memory.frozen == pytest.approx(4 * 6.74e9, rel=0.01)  # Llama 2 7B in float32
+    assert found.memory.frozen == pytest.approx(2 * 6.74e9, rel=0.01)  # Llama 2 7B in bfloat16
+    exact = settings(samples=1000, max_length=2048, method="moa", recipe={"bfloat16": False})
+    assert make_plan(exact, model, None, tmp_path).memory.frozen == 2 * found.memory.frozen
     assert len(found.operations_per_token) == 1
     assert found.operations_per_token[0] > 2 * 6.7e9
     kept = {what: why for what, _, why in rows(found, 1)}

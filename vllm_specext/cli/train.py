@@ -181,7 +181,7 @@ def planned(
     asked.check_stream(settings, count, torch.cuda.device_count())
     refuse_target(TRAINABLE[settings.method].serves, target, settings.tensor_parallel)
     check_inputs(settings, target, count)
-    plan = make_plan(settings, target, count_rows(settings.data), output)
+    plan = make_plan(settings, target, count_rows(settings.data), output, count)
     if not (output / PLAN).exists():
         refuse_small_disk(plan, output)
     return settings, count, plan

@@ -127,8 +127,9 @@ def captured(folder: Path, record: Record, rows: Sequence[tuple[list[int], list[
 def simulate(folder: Path, record: Record, texts: Sequence[Answered], dtype: torch.dtype) -> Simulated:
     """Chains of the exported weights, in numbers of ``dtype``."""
     device, settings = this_device(), record.settings
-    drafter = TRAINABLE[settings.method].load(folder / DRAFTER, read_target(settings.target, weights=True), device)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+    target, bfloat16 = read_target(settings.target, weights=True), dtype is torch.bfloat16
+    drafter = TRAINABLE[settings.method].load(folder / DRAFTER, target, device, bfloat16=bfloat16)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
         verifications, depths = accepted_by_depth(drafter.draft, texts)
     return Simulated(verifications, depths.tolist())
 

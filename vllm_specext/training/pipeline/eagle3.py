@@ -16,7 +16,13 @@ from vllm_specext.training.eagle3.passes import simulate_chains
 from vllm_specext.training.eagle3.shape import Eagle3Shape, layers_to_read
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.pipeline.method import Drafter, Sizes
-from vllm_specext.training.pipeline.over_features import as_trained, end_bytes, operations_by_stage, packs_of
+from vllm_specext.training.pipeline.over_features import (
+    as_trained,
+    batch_bytes,
+    end_bytes,
+    operations_by_stage,
+    packs_of,
+)
 from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.pipeline.target_ends import TargetEnds, plain_numbers
 from vllm_specext.training.recipes.eagle3 import Eagle3Recipe
@@ -59,6 +65,7 @@ class Eagle3Method:
             trained=_trained(shape),
             kept=12 * d + 2 * q + 2 * kv + 3 * shape.mlp_size,
             frozen=end_bytes(target, recipe),
+            batch=batch_bytes(target, more=len(layers_to_read(target.layers))),
         )
 
     def operations(self, target: TargetModel, recipe: Eagle3Recipe) -> tuple[float, ...]:
@@ -96,7 +103,7 @@ class Eagle3Method:
         model.load_state_dict(read_tensors(folder))
         return model
 
-    def load(self, folder: Path, target: TargetModel, device: torch.device) -> Drafter:
+    def load(self, folder: Path, target: TargetModel, device: torch.device, *, bfloat16: bool = False) -> Drafter:
         return _with_ends(self.read(folder, target), TargetEnds(target), device)
 
     def export(self, model: nn.Module, folder: Path) -> None:

@@ -22,7 +22,13 @@ from vllm_specext.training.griffin.passes import simulate_chains
 from vllm_specext.training.griffin.warm_start import warm_griffin_drafter
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.pipeline.method import Drafter, Sizes
-from vllm_specext.training.pipeline.over_features import as_trained, end_bytes, operations_by_stage, packs_of
+from vllm_specext.training.pipeline.over_features import (
+    as_trained,
+    batch_bytes,
+    end_bytes,
+    operations_by_stage,
+    packs_of,
+)
 from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.pipeline.target_ends import TargetEnds
 from vllm_specext.training.recipes.griffin import GriffinRecipe
@@ -67,6 +73,7 @@ class GriffinMethod:
             trained=_trained(shape),
             kept=16 * d + 2 * shape.tgf_size + 3 * shape.mlp_size + 2 * kv,
             frozen=end_bytes(target, recipe),
+            batch=batch_bytes(target),
         )
 
     def operations(self, target: TargetModel, recipe: GriffinRecipe) -> tuple[float, ...]:
@@ -99,7 +106,7 @@ class GriffinMethod:
         model.load_state_dict(read_tensors(folder))
         return model
 
-    def load(self, folder: Path, target: TargetModel, device: torch.device) -> Drafter:
+    def load(self, folder: Path, target: TargetModel, device: torch.device, *, bfloat16: bool = False) -> Drafter:
         return GriffinWithHead(self.read(folder, target).to(device), TargetEnds(target).head.to(device))
 
     def export(self, model: nn.Module, folder: Path) -> None:

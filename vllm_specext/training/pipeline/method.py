@@ -28,6 +28,8 @@ class Sizes:
     """Outputs of matrices and norms, for each token and pass, that the backward pass needs."""
     frozen: int
     """Bytes of what is in memory and is not trained."""
+    batch: int
+    """Bytes of what is made of the target for each token of a step's packs."""
 
 
 class Drafter(Protocol):
@@ -85,8 +87,8 @@ class TrainedMethod(Protocol):
     def read(self, folder: Path, target: TargetModel) -> nn.Module:
         """The model alone of a drafter that was trained or exported, in float32."""
 
-    def load(self, folder: Path, target: TargetModel, device: torch.device) -> Drafter:
-        """The same, to draft with."""
+    def load(self, folder: Path, target: TargetModel, device: torch.device, *, bfloat16: bool = False) -> Drafter:
+        """The same, to draft with. With ``bfloat16`` a target that runs beside it is in that type."""
 
     def export(self, model: nn.Module, folder: Path) -> None:
         """Write ``model``, a drafter's, as it is served, in bfloat16."""

@@ -36,11 +36,13 @@ class MoAWithTarget:
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         # What is read of a position is its token; the target makes the rest of it.
-        text = torch.cat((states[:, :1, 0].long(), token_ids), dim=1).to(self.head.device)
+        device = self.head.device
+        text = torch.cat((states[:, :1, 0].long(), token_ids), dim=1).to(device)
         used = self.model.shape.target_layer_inference
-        seen = target_states(self.target, text, torch.ones_like(text, dtype=torch.bool), used)
         embedding = self.target.get_input_embeddings().weight
-        return simulate_moa_chains(self.model, embedding, self.head, self.last_layers, seen, length)
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.head.dtype is torch.bfloat16):
+            seen = target_states(self.target, text, torch.ones_like(text, dtype=torch.bool), used)
+            return simulate_moa_chains(self.model, embedding, self.head, self.last_layers, seen, length)
 
     def train(
         self, rows: RowSource, recipe: MoARecipe, steps: tuple[int, ...], processes: int, out: Path, run: Run
@@ -90,7 +92,7 @@ class MoAMethod:
         checkpoint.check_against_target(checkpoint.read_shape(folder), sizes)
 
     def begin(self, target: TargetModel, recipe: MoARecipe, init: Path | None, device: torch.device) -> Drafter:
-        frozen = _frozen(target, device)
+        frozen = _frozen(target, recipe.bfloat16, device)
         if init is not None:
             return _with_target(self.read(init, target), frozen, device)
         widths = moa_plan.shape(target, recipe)
@@ -111,8 +113,8 @@ class MoAMethod:
         model.load_state_dict(checkpoint.read_tensors(folder))
         return model
 
-    def load(self, folder: Path, target: TargetModel, device: torch.device) -> Drafter:
-        return _with_target(self.read(folder, target), _frozen(target, device), device)
+    def load(self, folder: Path, target: TargetModel, device: torch.device, *, bfloat16: bool = False) -> Drafter:
+        return _with_target(self.read(folder, target), _frozen(target, bfloat16, device), device)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         assert isinstance(model, MoADrafter)
@@ -144,12 +146,14 @@ def _with_target(model: MoADrafter, target: "PreTrainedModel", device: torch.dev
     return MoAWithTarget(model.to(device), target, last_target_layers(target, used) if used else None)
 
 
-def _frozen(target: TargetModel, device: torch.device) -> "PreTrainedModel":
-    """In float32."""
+def _frozen(target: TargetModel, bfloat16: bool, device: torch.device) -> "PreTrainedModel":
+    """In float32, or in ``bfloat16``, where that is the type of the arithmetic: every step would make as much of the
+    weights in float32."""
     from transformers import AutoModelForCausalLM
 
+    dtype = torch.bfloat16 if bfloat16 else torch.float32
     try:
-        model = AutoModelForCausalLM.from_pretrained(target.folder, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(target.folder, dtype=dtype)
     except (ValueError, OSError) as error:
         why = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
         raise ConfigurationError(f"--target is {target.name!r}, which transformers cannot load: {why}.") from None

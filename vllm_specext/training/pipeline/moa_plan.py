@@ -15,10 +15,12 @@ from vllm_specext.training.recipes.moa import MoARecipe
 def sizes(target: TargetModel, recipe: MoARecipe) -> Sizes:
     widths = shape(target, recipe)
     across_layers = 2 * target.layers * widths.kv_width
+    size = 2 if recipe.bfloat16 else 4
     return Sizes(
         trained=_count(widths),
         kept=2 * (12 * target.hidden_size + 3 * widths.self_attention.mlp_size) + across_layers,
-        frozen=4 * _parameters(target),
+        frozen=size * _parameters(target),
+        batch=size * (target.layers * widths.kv_width + 3 * target.hidden_size),
     )
 
 

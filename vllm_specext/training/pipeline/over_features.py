@@ -27,8 +27,14 @@ def packs_of(rows: RowSource, recipe: StagedKeys) -> int:
 
 
 def end_bytes(target: TargetModel, recipe: StagedKeys) -> int:
-    """Of the target's embedding and head, in the type of the step's arithmetic."""
-    return 2 * target.vocab_size * target.hidden_size * (2 if recipe.bfloat16 else 4)
+    """Of the target's embedding and head, in float32, and of the head in the type of the step's arithmetic."""
+    return target.vocab_size * target.hidden_size * (4 + 4 + (2 if recipe.bfloat16 else 0))
+
+
+def batch_bytes(target: TargetModel, more: int = 0) -> int:
+    """Of a token, in float32: features to read and to reproduce, and ``more`` hidden states. A step's packs are there
+    twice, because those of the next are made meanwhile."""
+    return 2 * 4 * (2 + more) * target.hidden_size
 
 
 def operations_by_stage(target: TargetModel, recipe: StagedKeys, trained: int, once: int = 0) -> tuple[float, ...]:

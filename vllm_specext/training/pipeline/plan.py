@@ -54,6 +54,8 @@ class Memory:
     frozen: int
     """What is the target's."""
     activations: int
+    batches: int
+    """What is made of the target for all packs of a step."""
     head: int
     """Logits of a chunk of positions: the target's, the drafter's and their gradient, in float32."""
 
@@ -91,8 +93,8 @@ class Plan:
         return {**asdict(self), "memory_bytes": self.memory.total, "share_of_peak": SHARE_OF_PEAK}
 
 
-def make_plan(settings: RunSettings, target: TargetModel, rows: int | None, output: Path) -> Plan:
-    """``rows`` are those in the data, where they could be counted."""
+def make_plan(settings: RunSettings, target: TargetModel, rows: int | None, output: Path, processes: int = 1) -> Plan:
+    """``rows`` are those in the data, where they could be counted; ``processes`` train together."""
     recipe, method = settings.recipe, TRAINABLE[settings.method]
     sizes = method.sizes(target, recipe)
     tokens = bounded(settings, rows)
@@ -112,7 +114,7 @@ def make_plan(settings: RunSettings, target: TargetModel, rows: int | None, outp
         disk_free=shutil.disk_usage(_existing(output)).free,
         trained_parameters=sizes.trained,
         step_tokens=step_tokens,
-        memory=memory(sizes, target, recipe, step_tokens),
+        memory=memory(sizes, target, recipe, recipe.packs_of_each(processes)),
         operations_per_token=operations,
         target_operations_per_token=None if target.parameters is None else 2.0 * target.parameters,
         steps=steps,
@@ -152,14 +154,16 @@ def stage_steps(recipe: StagedKeys, tokens: int | None) -> tuple[int, ...] | Non
     return tuple(max(1, round(epochs * tokens / recipe.tokens_of_a_step)) for epochs in recipe.epochs)
 
 
-def memory(sizes: Sizes, target: TargetModel, recipe: StagedKeys, step_tokens: int) -> Memory:
-    """Activations are counted by the outputs of the drafter's matrices and norms that the backward pass needs."""
-    size = 2 if recipe.bfloat16 else 4
+def memory(sizes: Sizes, target: TargetModel, recipe: StagedKeys, packs: int) -> Memory:
+    """Of a process that computes so many ``packs`` for a step. Activations are counted by the outputs of the drafter's
+    matrices and norms that the backward pass needs."""
+    size, step_tokens = 2 if recipe.bfloat16 else 4, recipe.tokens_per_step
     copies = sizes.trained * size if recipe.bfloat16 else 0
     return Memory(
         weights=16 * sizes.trained,
         frozen=sizes.frozen,
         activations=copies + step_tokens * recipe.stages * sizes.kept * size,
+        batches=packs * step_tokens * sizes.batch,
         head=3 * min(CHUNK, step_tokens) * target.vocab_size * 4,
     )
 

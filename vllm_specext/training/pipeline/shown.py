@@ -28,6 +28,7 @@ def rows(plan: Plan, processes: int) -> list[tuple[str, str, str]]:
         ("  weights, AdamW", _gigabytes(memory.weights), "16 bytes for each trained number"),
         (f"  {plan.in_memory}", _gigabytes(memory.frozen), "frozen"),
         ("  activations", _gigabytes(memory.activations), f"of {plan.step_tokens} tokens in a step, all passes"),
+        ("  inputs", _gigabytes(memory.batches), "made of the target for all packs of a step"),
         ("  logits", _gigabytes(memory.head), "of 1024 positions"),
         ("GFLOP per token", passes, "in the loss, of each stage"),
     ]
