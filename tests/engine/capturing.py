@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
+from tests.asking import ask
 from vllm_specext.methods.capture.kept_rows import StepRows
 from vllm_specext.training.data.answers import Turn
 from vllm_specext.training.data.row import Row, make_row
+from vllm_specext.training.data.turns import conversation_of
 
 TARGET_NAME = "target"
 SHARD = "00000.safetensors"
@@ -66,12 +68,13 @@ def main(spec_path: str, out_path: str) -> None:
     prompts: dict[str, int] = {}
     for asked in spec["rounds"]:
         turns = turns_of(asked, rows)
-        for turn, answer in zip(turns, answerer.answer(turns), strict=True):
+        for turn, answer in zip(turns, ask(answerer, turns), strict=True):
             prompts[turn.name] = len(turn.prompt_token_ids)
             ids = (*turn.prompt_token_ids, *answer.token_ids)
             rows[turn.name] = make_row(ids, [place >= prompts[turn.name] for place in range(len(ids))], turn.name)
     given = [make_row(ids, [True] * len(ids), f"given-{number}") for number, ids in enumerate(spec.get("given", []))]
-    missing = answerer.write(Path(spec["folder"]) / SHARD, [*rows.values(), *given], TARGET_NAME, "text")
+    over = {conversation_of(name) for name in rows}
+    missing = answerer.write(Path(spec["folder"]) / SHARD, [*rows.values(), *given], over, TARGET_NAME, "text")
     preemptions = [metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"]
     engine = llm.llm_engine.vllm_config
     out = {

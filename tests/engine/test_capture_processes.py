@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.asking import ask
 from tests.engine.capturing import TARGET_NAME
 from tests.engine.test_capture import CLOSE, ENGINE, FIRST, GIVEN, SAMPLING, furthest, rows_in, target
 from vllm_specext.errors import ConfigurationError
@@ -57,12 +58,12 @@ def test_an_engine_elsewhere_answers_and_writes(
     folder = FeatureFolder(SpreadAnswerer([request.getfixturevalue(place)]), tmp_path, TARGET_NAME, "data")
     turns = [Turn(f"{one['name']}-0", 0, tuple(one["ids"]), 0, 8) for one in FIRST[:4]]
     rows = []
-    for turn, answer in zip(turns, folder.answer(turns), strict=True):
+    for turn, answer in zip(turns, ask(folder, turns), strict=True):
         assert answer is not None
         prompt, ids = len(turn.prompt_token_ids), (*turn.prompt_token_ids, *answer.token_ids)
         rows.append(make_row(ids, [place >= prompt for place in range(len(ids))], turn.name))
     rows += [make_row(ids, [True] * len(ids), f"given-{number}-0") for number, ids in enumerate(GIVEN[:2])]
-    folder.keep(rows)
+    folder.keep(rows, [one["name"] for one in FIRST[:4]])
     assert folder.missing == []
     written = rows_in(tmp_path)
     expected = [row.token_ids.tolist() for row in rows]

@@ -38,7 +38,7 @@ ANSWER = {"role": "assistant", "content": "As was said."}
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, chats(20))))
-    data = {"answers": "mix", "max_length": 256, "max_new_tokens": 40, "conversations_at_once": 8}
+    data = {"answers": "mix", "max_length": 256, "max_new_tokens": 40, "conversations_at_once": 8, "group": 5}
     spec = {
         "llm": ENGINE | {"max_length": 256},
         "settings": data | {"data": [str(folder / "chats.jsonl")]},

@@ -1,5 +1,6 @@
 """Targets that answer, for tests of training data: a tiny model of transformers, and one that reads its answers off."""
 
+import random
 import zlib
 from collections.abc import Sequence
 
@@ -12,26 +13,36 @@ from vllm_specext.training.data.template import ChatTemplate
 
 
 class TinyTarget:
-    """Samples from a random model, the same answer for the same turn. It keeps what it was asked and said."""
+    """Samples from a random model, the same answer for the same turn. It keeps what it was asked and said. It answers
+    ``at_a_time`` turns in every exchange, any of those that wait, or all."""
 
     END_BIAS = 3.5
     """Added to the logits of what ends an answer, so that answers have about ten tokens."""
 
-    def __init__(self, template: ChatTemplate) -> None:
-        self.template = template
+    def __init__(self, template: ChatTemplate, at_a_time: int | None = None) -> None:
+        self.template, self.at_a_time = template, at_a_time
         self.model = tiny_llama(1, template.vocab_size, positions=512)
         self.said: dict[str, tuple[Turn, Answer]] = {}
-        self.calls: list[int] = []
+        self.waiting: list[Turn] = []
+        self.chooser = random.Random(0)
+        self.running: list[int] = []
+        """How many turns waited in each exchange."""
+        self.abandoned = 0
 
-    def answer(self, turns: Sequence[Turn]) -> list[Answer | None]:
-        self.calls.append(len(turns))
-        answers: list[Answer | None] = []
-        for turn in turns:
-            answer = self._answer(turn)
+    def exchange(self, turns: Sequence[Turn]) -> dict[str, Answer | None]:
+        self.waiting += turns
+        self.running.append(len(self.waiting))
+        answers: dict[str, Answer | None] = {}
+        while self.waiting and len(answers) != self.at_a_time:
+            turn = self.waiting.pop(self.chooser.randrange(len(self.waiting)))
+            answers[turn.name] = answer = self._answer(turn)
             assert turn.name not in self.said
             self.said[turn.name] = (turn, answer)
-            answers.append(answer)
         return answers
+
+    def abandon(self) -> None:
+        self.abandoned += len(self.waiting)
+        self.waiting = []
 
     def _answer(self, turn: Turn) -> Answer:
         torch.manual_seed(zlib.crc32(turn.name.encode()))
@@ -59,9 +70,12 @@ class Scripted:
         self.template, self.script = template, script
         self.turns: list[Turn] = []
 
-    def answer(self, turns: Sequence[Turn]) -> list[Answer | None]:
+    def exchange(self, turns: Sequence[Turn]) -> dict[str, Answer | None]:
         self.turns += turns
-        return [self._answer(turn, self.script[turn.number]) for turn in turns]
+        return {turn.name: self._answer(turn, self.script[turn.number]) for turn in turns}
+
+    def abandon(self) -> None:
+        """Nothing ever waits."""
 
     def _answer(self, turn: Turn, text: str | None) -> Answer | None:
         if text is None:

@@ -206,6 +206,8 @@ def test_rows_with_numbers_that_are_not_finite_are_missing_and_a_full_disk_is_a_
     steps.kept.rows.features[1, 0] = float("nan")
     assert writer.write_features(str(path), wanted, "target", "text") == [0]
     assert read_shard(path, "target").keys == ("b",)
+    assert steps.found("b", 2) is not None  # until it is forgotten
+    steps.kept.clear()
     assert steps.kept.used == 0
     steps.add(a=(0, 2), b=(0, 2))
 

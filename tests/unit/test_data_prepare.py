@@ -15,6 +15,7 @@ from vllm_specext.training.data.prepare import prepare
 from vllm_specext.training.data.row import Row
 from vllm_specext.training.data.settings import data_settings
 from vllm_specext.training.data.stats import read_token_counts
+from vllm_specext.training.data.turns import conversation_of
 
 COUNT = 40
 USED = template("chatml")
@@ -60,9 +61,9 @@ def test_given_answers(tmp_path: Path) -> None:
 
 def test_the_targets_own_answers(tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", chats(12))
-    target, kept = TinyTarget(USED), []
-    settings = data_settings(data=(data,), conversations_at_once=5, max_new_tokens=40)
-    stats = prepare(settings, USED, tmp_path / "out", target, kept.append)
+    target, kept = TinyTarget(USED, at_a_time=1), []
+    settings = data_settings(data=(data,), conversations_at_once=5, group=4, max_new_tokens=40)
+    stats = prepare(settings, USED, tmp_path / "out", target, lambda rows, over: kept.append((rows, over)))
     rows = rows_in(tmp_path / "out")
     # By its key, each row is what the target read and wrote.
     for row in rows:
@@ -72,18 +73,23 @@ def test_the_targets_own_answers(tmp_path: Path) -> None:
     assert sorted(learnt) == sorted(id for _, answer in target.said.values() for id in answer.token_ids)
     assert "It depends" not in "".join(USED.tokenizer.decode(row.token_ids) for row in rows)
     assert stats["read"] == {"answered_by_target": 12}
-    assert [row.key for group in kept for row in group] == sorted(
-        (row.key for row in rows), key=[row.key for group in kept for row in group].index
+    assert [row.key for group, _ in kept for row in group] == sorted(
+        (row.key for row in rows), key=[row.key for group, _ in kept for row in group].index
     )
-    assert len(kept) == 3
-    assert max(target.calls) == 5
+    assert [len(over) for _, over in kept] == [4, 4, 4]
+    for group, over in kept:
+        assert {conversation_of(row.key) for row in group} <= set(over)
+    # Conversations of the next group begin before the last of a group is over.
+    assert target.running.count(5) > len(target.running) / 2
+    assert max(target.running) == 5
+    assert target.abandoned == 0
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", chats(8))
-    settings = data_settings(data=(data,), max_new_tokens=20)
-    for name in ("a", "b"):
-        prepare(settings, USED, tmp_path / name, TinyTarget(USED))
+    settings = data_settings(data=(data,), max_new_tokens=20, conversations_at_once=3, group=2)
+    for name, at_a_time in (("a", None), ("b", 1)):  # whatever is answered first
+        prepare(settings, USED, tmp_path / name, TinyTarget(USED, at_a_time))
     contents = [{file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("a", "b")]
     assert contents[0] == contents[1]
     prepare(settings, USED, tmp_path / "b", Scripted(USED, ["yes", "no"]))
@@ -134,9 +140,33 @@ def test_samples_and_tokens_end_the_reading(tmp_path: Path) -> None:
     stats, _ = given(tmp_path, chats(), samples=10)
     assert stats["read"] == {"given_answers": 10}
     each = stats["train"]["loss_tokens"] // stats["train"]["rows"]
-    stats, rows = given(tmp_path, chats(), tokens=12 * each, conversations_at_once=3)
+    stats, rows = given(tmp_path, chats(), tokens=12 * each, group=3)
     assert 12 * each <= sum(row.loss_tokens for row in rows) < 18 * each
     assert stats["read"]["given_answers"] in (12, 15)
+
+
+def test_what_is_asked_beyond_enough_tokens_is_abandoned(tmp_path: Path) -> None:
+    data, target = write(tmp_path / "data.jsonl", chats(30)), TinyTarget(USED, at_a_time=1)
+    settings = data_settings(data=(data,), tokens=100, max_new_tokens=20, conversations_at_once=6, group=3)
+    stats = prepare(settings, USED, tmp_path / "out", target)
+    assert stats["read"]["answered_by_target"] < 30
+    assert target.abandoned > 0
+    assert not target.waiting
+
+
+@pytest.mark.parametrize("group", [1, 7, 64])
+def test_groups_are_full_and_no_more_is_held_than_there_is_room_for(tmp_path: Path, group: int) -> None:
+    settings = data_settings(
+        data=(write(tmp_path / "data.jsonl", chats()),),
+        max_length=100,
+        max_new_tokens=30,
+        conversations_at_once=4,
+        group=group,
+    )
+    target, read = TinyTarget(USED, at_a_time=1), []
+    prepare(settings, USED, tmp_path / "out", target, lambda rows, over: read.append(len(over)))
+    assert read == [group] * (COUNT // group) + [COUNT % group] * bool(COUNT % group)
+    assert max(target.running) == 4
 
 
 def test_data_that_were_prepared_are_data_again(tmp_path: Path) -> None:

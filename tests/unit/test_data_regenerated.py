@@ -10,7 +10,7 @@ from tests.unit.chat_templates import MERGING, TEMPLATES, answers_in, chat, shif
 from vllm_specext.training.data.answers import Answerer
 from vllm_specext.training.data.conversation import Conversation, conversation
 from vllm_specext.training.data.reasons import Reason
-from vllm_specext.training.data.regenerated import Room, questions, regenerated_turns
+from vllm_specext.training.data.regenerated import Conversations, Regenerated, Room, questions
 from vllm_specext.training.data.row import Row
 from vllm_specext.training.data.template import ChatTemplate
 from vllm_specext.training.data.turns import rows_of
@@ -22,8 +22,19 @@ CHAT = chat("What is it?", "not learnt", "Why?", "not learnt", "Is it?")
 def answered(
     said: Conversation, used: ChatTemplate, target: Answerer, room: Room = ROOM
 ) -> tuple[list[Row], Counter[Reason]]:
-    ((turns, reasons),) = regenerated_turns([said], used, target, room)
-    return rows_of(turns, said.key), reasons
+    (found,) = regenerated([said], used, target, room)
+    return rows_of(found.turns, said.key), found.ended_early
+
+
+def regenerated(
+    said: Sequence[Conversation], used: ChatTemplate, target: Answerer, room: Room = ROOM
+) -> list[Regenerated]:
+    conversations = Conversations(used, target, room)
+    begun = [conversations.begin(one) for one in said]
+    while conversations.running:
+        conversations.wait()
+    assert all(one.is_over and one.tokens == sum(map(len, rows_of(one.turns, ""))) for one in begun)
+    return begun
 
 
 def in_the_loss(rows: Sequence[Row]) -> list[int]:
@@ -35,16 +46,16 @@ def test_every_generated_token_is_in_the_loss_once_and_nothing_else_is(name: str
     used = template(name)
     target = TinyTarget(used)
     said = [chat(f"What is {i}?", "x", "Why?", "x", "Is it?", "x") for i in range(6)]
-    for one, (turns, _) in zip(said, regenerated_turns(said, used, target, ROOM), strict=True):
-        rows = rows_of(turns, one.key)
-        generated = [id for turn in turns for id in target.said[f"{one.key}-{turn.number}"][1].token_ids]
+    for one, found in zip(said, regenerated(said, used, target), strict=True):
+        rows = rows_of(found.turns, one.key)
+        generated = [id for turn in found.turns for id in target.said[f"{one.key}-{turn.number}"][1].token_ids]
         assert in_the_loss(rows) == generated
         assert in_the_loss([shifted(row, 1) for row in rows]) != generated
         # Each row is, id by id, what the target read and wrote in the last of its turns.
         for row in rows:
             turn, answer = target.said[row.key]
             assert row.token_ids.tolist() == [*turn.prompt_token_ids, *answer.token_ids]
-    assert target.calls[0] == 6
+    assert target.running[0] == 6
     assert max(turn.number for turn, _ in target.said.values()) == 2
 
 
@@ -159,8 +170,10 @@ def test_messages_between_two_answers_are_asked_together() -> None:
 
 def test_an_answerer_that_leaves_one_out_is_a_mistake() -> None:
     class Silent:
-        def answer(self, turns):  # type: ignore[no-untyped-def]
-            return []
+        def exchange(self, turns):  # type: ignore[no-untyped-def]
+            return {}
 
-    with pytest.raises(ValueError, match="shorter"):
+        def abandon(self) -> None: ...
+
+    with pytest.raises(ValueError, match="gave no answer"):
         answered(CHAT, template("llama"), Silent())

@@ -1,7 +1,7 @@
 """Groups of conversations become shards once, whatever is killed, and on any number of engines."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.asking import ask
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.preparation.feature_folder import Capturing, FeatureFolder
 from vllm_specext.preparation.spread import SpreadAnswerer
@@ -34,16 +35,21 @@ class FakeEngine:
     def __init__(self, lives: int = 1000, lost: Sequence[str] = ()) -> None:
         self.lives, self.lost = lives, lost
         self.asked: list[str] = []
+        self.forgotten: list[str] = []
         self.written: list[str] = []
 
-    def answer(self, turns: Sequence[Turn]) -> list[Answer | None]:
+    def exchange(self, turns: Sequence[Turn]) -> dict[str, Answer | None]:
         self.lives -= 1
         if self.lives < 0:
             raise KilledError
         self.asked += [turn.name for turn in turns]
-        return [Answer((sum(turn.prompt_token_ids) % 1000, 2), ended=True) for turn in turns]
+        return {turn.name: Answer((sum(turn.prompt_token_ids) % 1000, 2), ended=True) for turn in turns}
 
-    def write(self, path: Path, rows: Sequence[Row], target: str, source: str) -> list[str]:
+    def abandon(self) -> None:
+        self.asked.append("abandoned")
+
+    def write(self, path: Path, rows: Sequence[Row], over: Collection[str], target: str, source: str) -> list[str]:
+        self.forgotten += over
         kept = [row for row in rows if row.key not in self.lost]
         features = [torch.tensor(row.token_ids)[:, None].float() for row in kept]
         made = [
@@ -64,12 +70,12 @@ def prepare(folder: FeatureFolder) -> list[Row]:
         texts = {f"{group}{number}": (number + 1, ord(group)) for number in range(CONVERSATIONS)}
         for turn in range(2):
             turns = [Turn(f"{key}-{turn}", turn, ids, len(ids) - 2 if turn else 0, 2) for key, ids in texts.items()]
-            for (key, ids), answer in zip(list(texts.items()), folder.answer(turns), strict=True):
+            for (key, ids), answer in zip(list(texts.items()), ask(folder, turns), strict=True):
                 assert answer is not None
                 texts[key] = (*ids, *answer.token_ids)
         rows = [make_row(ids, [False] * 2 + [True] * 4, f"{key}-1") for key, ids in texts.items()]
         rows.append(make_row([7, 8, ord(group)], [True] * 3, f"{group}-given-0"))
-        folder.keep(rows)
+        folder.keep(rows, texts)
         all_rows += rows
     return all_rows
 
@@ -176,7 +182,7 @@ def test_rows_without_features_are_named_now_and_after_a_restart(tmp_path: Path)
 class Now:
     """A ``RemoteEngine`` that is not far."""
 
-    def __init__(self, engine: FakeEngine) -> None:
+    def __init__(self, engine: Any) -> None:
         self.engine = engine
 
     def submit(self, method: str, *arguments: Any) -> "Future[Any]":

@@ -4,7 +4,7 @@ Of the last token that the target sampled there is no state, because it was neve
 with zeros: a drafter shall learn how answers end, and reads no state of a token that nothing comes after.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,9 @@ import torch
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.capture.worker import WantedRow, checksum
-from vllm_specext.training.data.answers import Answer, Turn
+from vllm_specext.training.data.answers import Answer, Answers, Turn
 from vllm_specext.training.data.row import Row
+from vllm_specext.training.data.turns import conversation_of
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -24,74 +25,101 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Asked:
     request: str
+    """What vLLM knows it by."""
     tokens: int
     """How many of the first tokens were an input: all but the last one sampled."""
 
 
 class CapturingAnswerer:
-    """An ``Answerer`` over an ``LLM`` of `capturing_llm`.
+    """A ``Capturing`` over an ``LLM`` of `capturing_llm`.
 
     ``sampling`` are values for ``SamplingParams`` in the place of those of the model's generation config.
     """
 
     def __init__(self, llm: "LLM", sampling: dict[str, Any] | None = None) -> None:
         self.llm, self.sampling = llm, sampling or {}
+        self._running: dict[str, Turn] = {}
+        """Turns that wait for their answers, by name."""
+        self._done: dict[str, Any] = {}
+        """vLLM's outputs that nobody has asked for yet, by the request's name."""
         self._asked: dict[str, _Asked] = {}
-        """The turns since the last shard, by name."""
+        """Turns that were answered, and rows that were read, by name."""
         self._texts: dict[tuple[int, ...], str] = {}
         """The turns that none has gone on after, by their prompts and answers."""
-        self._replaced: list[str] = []
-        """Requests whose states others have too."""
+        self._reads = 0
+        """How many rows were read."""
         self._forget(None)  # what warming up left
 
-    def answer(self, turns: Sequence[Turn]) -> list[Answer | None]:
-        """One answer for each of ``turns``, in their order; ``None`` where vLLM gave none."""
-        prompts = [turn.prompt_token_ids for turn in turns]
-        outputs = self._generate(prompts, [turn.max_tokens for turn in turns])
-        answers = [self._answered(turn, done) for turn, done in zip(turns, outputs, strict=True)]
-        if self._replaced:
-            self._forget(self._replaced)
-            self._replaced = []
+    def exchange(self, turns: Sequence[Turn]) -> Answers:
+        """As ``Answerer`` says. ``None`` where vLLM gave no answer."""
+        for turn in turns:
+            self._running[turn.name] = turn
+            self._begin(turn.name, turn.prompt_token_ids, turn.max_tokens)
+        while self._running and not self._done:
+            self._step()
+        done, self._done = self._done, {}
+        replaced: list[str] = []
+        answers = {name: self._answered(self._running.pop(name), output, replaced) for name, output in done.items()}
+        if replaced:
+            self._forget(replaced)
         return answers
 
-    def write(self, path: Path, rows: Sequence[Row], target: str, source: str) -> list[str]:
-        """Write shards of ``rows``, to ``path`` and to files beside it whose names begin alike, and forget the turns.
+    def abandon(self) -> None:
+        """As ``Answerer`` says."""
+        names = list(self._running)
+        self.llm.llm_engine.abort_request(names)
+        while self.llm.llm_engine.has_unfinished_requests():
+            self._step()  # the outputs of what has just ended
+        self._forget(names)
+        self._running, self._done = {}, {}
 
-        A row's key is the name of a turn that was asked since the last shard, whose text begins with the row. What is
-        not, is given text, which the target reads now. It also reads again what it had no room for. Returns the keys of
-        rows that are in no shard even so. ``ConfigurationError`` where a file cannot be written.
+    def write(self, path: Path, rows: Sequence[Row], over: Collection[str], target: str, source: str) -> list[str]:
+        """Write shards of ``rows``, to ``path`` and to files beside it whose names begin alike, and forget the
+        conversations with the keys ``over``.
+
+        A row's key is the name of a turn that was answered, whose text begins with the row. What is not, is given text,
+        which the target reads now. It also reads again what it had no room for. Returns the keys of rows that are in no
+        shard even so. ``ConfigurationError`` where a file cannot be written.
         """
         asked = [row for row in rows if row.key in self._asked]
-        lost = set(self._write(path, asked, target, source))
+        lost = {row.key for row in self._write(path, asked, target, source)}
         unread = [row for row in rows if row.key in lost or row.key not in self._asked]
-        self._asked.clear()
-        self._texts.clear()
-        missing: list[str] = []
-        for number, part in enumerate(self._fitting(unread), start=1):
-            self._read(part)
-            missing += self._write(path.with_name(f"{path.stem}-{number}{path.suffix}"), part, target, source)
-        return missing
+        gone = [name for name in self._asked if conversation_of(name) in over]
+        self._texts = {ids: name for ids, name in self._texts.items() if conversation_of(name) not in over}
+        self._forget([self._asked.pop(name).request for name in gone])
+        number, missing = 0, unread
+        for alone in (False, True):  # what runs takes room
+            unread, missing = missing, []
+            while alone and unread and self._running.keys() - self._done.keys():
+                self._step()
+            for part in self._in_parts(unread):
+                number += 1
+                self._read(part)
+                missing += self._write(path.with_name(f"{path.stem}-{number}{path.suffix}"), part, target, source)
+                self._forget([self._asked.pop(row.key).request for row in part])
+        return [row.key for row in missing]
 
-    def _answered(self, turn: Turn, done: Any) -> Answer | None:
-        """What vLLM generated for ``turn``, whose states are noted."""
+    def _answered(self, turn: Turn, done: Any, replaced: list[str]) -> Answer | None:
+        """What vLLM generated for ``turn``, whose states are noted. Those of the requests that are added to
+        ``replaced`` others have too."""
         completion = done.outputs[0]
         if completion.finish_reason not in ("stop", "length"):
             return None
         ids = tuple(completion.token_ids)
-        asked = _Asked(done.request_id, len(turn.prompt_token_ids) + len(ids) - 1)
+        asked = _Asked(turn.name, len(turn.prompt_token_ids) + len(ids) - 1)
         before = self._texts.pop(turn.prompt_token_ids[: turn.known], None)
         if before is not None:
             # This turn has computed all states of the turn before once more.
             old = self._asked[before]
-            self._replaced.append(old.request)
+            replaced.append(old.request)
             self._asked |= {name: asked for name, one in self._asked.items() if one == old}
         self._asked[turn.name] = asked
         self._texts[(*turn.prompt_token_ids, *ids)] = turn.name
         return Answer(ids, ended=completion.finish_reason == "stop")
 
-    def _fitting(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """``rows`` in parts whose states have room."""
-        room = self.llm.llm_engine.vllm_config.speculative_config.options.capture_tokens
+    def _in_parts(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """``rows`` in parts whose states have room beside those of turns."""
+        room = self.llm.llm_engine.vllm_config.speculative_config.options.capture_tokens // (4 if self._running else 2)
         parts: list[list[Row]] = []
         for row in rows:
             if not parts or sum(map(len, parts[-1])) + len(row) > room:
@@ -101,28 +129,45 @@ class CapturingAnswerer:
 
     def _read(self, rows: Sequence[Row]) -> None:
         """Have the target compute the states of ``rows``."""
-        outputs = self._generate([row.token_ids.tolist() for row in rows], [1] * len(rows))
-        self._asked |= {row.key: _Asked(done.request_id, len(row)) for row, done in zip(rows, outputs, strict=True)}
+        names = {row.key: f"read-{self._reads + number}" for number, row in enumerate(rows)}
+        self._reads += len(rows)
+        for row in rows:
+            self._begin(names[row.key], row.token_ids.tolist(), 1)
+            self._asked[row.key] = _Asked(names[row.key], len(row))
+        while names.values() - self._done.keys():
+            self._step()
+        for name in names.values():
+            del self._done[name]
 
-    def _write(self, path: Path, rows: Sequence[Row], target: str, source: str) -> list[str]:
-        """Write a shard, unless no row has all of its states. Returns the keys of rows that have not."""
+    def _write(self, path: Path, rows: Sequence[Row], target: str, source: str) -> list[Row]:
+        """Write a shard, unless no row has all of its states. Returns the rows that have not."""
+        if not rows:
+            return []
         arguments = (str(path), [self._wanted(row) for row in rows], target, source)
         (written,) = (each for each in self.llm.collective_rpc("write_features", args=arguments) if each is not None)
         if isinstance(written, str):
             raise ConfigurationError(written)
-        return [rows[number].key for number in written]
+        return [rows[number] for number in written]
 
-    def _generate(self, prompts: Sequence[Sequence[int]], most: Sequence[int]) -> list[Any]:
-        """vLLM's outputs for ``prompts``, each with at most so many tokens."""
-        asked: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        return self.llm.generate(asked, [self._params(tokens) for tokens in most], use_tqdm=False) if asked else []
+    def _begin(self, name: str, prompt: Sequence[int], most: int) -> None:
+        """Ask vLLM to go on after ``prompt`` with at most so many tokens."""
+        from vllm.inputs import tokens_input
+
+        self.llm.llm_engine.add_request(name, tokens_input(list(prompt)), self._params(most))
+
+    def _step(self) -> None:
+        for output in self.llm.llm_engine.step():
+            if output.finished:
+                self._done[output.request_id] = output
 
     def _params(self, max_tokens: int) -> Any:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         values = self.llm.llm_engine.vllm_config.model_config.get_diff_sampling_param() | self.sampling
         text_is_read = bool(values.get("stop"))
-        return SamplingParams(**values | {"max_tokens": max_tokens, "detokenize": text_is_read})
+        own = {"max_tokens": max_tokens, "detokenize": text_is_read, "output_kind": RequestOutputKind.FINAL_ONLY}
+        return SamplingParams(**values | own)
 
     def _wanted(self, row: Row) -> WantedRow:
         asked = self._asked[row.key]

@@ -5,15 +5,17 @@ shards, so that the target answers and reads only what is missing.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.training.data.answers import Answer, Answerer, Turn
+from vllm_specext.training.data.answers import Answer, Answerer, Answers, Turn
 from vllm_specext.training.data.row import Row
+from vllm_specext.training.data.turns import conversation_of
 from vllm_specext.training.shards import SUFFIX
 from vllm_specext.whole_files import whole
 
@@ -26,9 +28,9 @@ MOST_BYTES = 2**30
 class Capturing(Answerer, Protocol):
     """An ``Answerer`` that keeps what it computes until ``write``."""
 
-    def write(self, path: Path, rows: Sequence[Row], target: str, source: str) -> list[str]:
-        """Write the features of ``rows`` to ``path``, or to files beside it whose names begin alike, and forget all.
-        Returns the keys of the rows that are missing."""
+    def write(self, path: Path, rows: Sequence[Row], over: Collection[str], target: str, source: str) -> list[str]:
+        """Write the features of ``rows`` to ``path``, or to files beside it whose names begin alike, and forget the
+        conversations with the keys ``over``. Returns the keys of the rows that are missing."""
         ...
 
 
@@ -58,42 +60,61 @@ class FeatureFolder:
         self.capturing, self.folder, self.target, self.source = capturing, folder, target, f"{target} {source}"
         self.missing: list[str] = []
         self.number = 0
-        """Of the group that is at work."""
+        """Of the next group that ends."""
         with self._writable():
             folder.mkdir(parents=True, exist_ok=True)
+        self._files: deque[int] = deque()
+        """Numbers of the groups that an earlier start has written, of which nothing was read yet."""
         self._check()
-        self._written = _read(self._path(GROUP))
-        """What was written of the group, if it was."""
+        self._written: dict[int, Group] = {}
+        """Those of which something was read, by number."""
+        self._known: dict[str, tuple[list[int], bool]] = {}
+        """Their answers."""
         self._answers: dict[str, tuple[list[int], bool]] = {}
-        """Those of the group."""
+        """Those of the groups that have not ended."""
+        self._unasked: list[Turn] = []
 
-    def answer(self, turns: Sequence[Turn]) -> list[Answer | None]:
-        """As ``Answerer`` says; from the group's file, where all of ``turns`` are in it."""
-        known = {} if self._written is None else self._written.answers
-        answers: Sequence[Answer | None]
-        if all(turn.name in known for turn in turns):
-            answers = [Answer(tuple(ids), ended) for ids, ended in (known[turn.name] for turn in turns)]
-        else:
-            answers = self.capturing.answer(turns)
-        for turn, answer in zip(turns, answers, strict=True):
+    def exchange(self, turns: Sequence[Turn]) -> Answers:
+        """As ``Answerer`` says; what was written is not asked again."""
+        self._unasked += [turn for turn in turns if not self._knows(turn.name)]
+        answers: dict[str, Answer | None] = {}
+        for turn in turns:
+            if turn.name in self._known:
+                ids, ended = self._known[turn.name]
+                answers[turn.name] = Answer(tuple(ids), ended)
+        if not answers:
+            unasked, self._unasked = self._unasked, []
+            answers = dict(self.capturing.exchange(unasked))
+        for name, answer in answers.items():
             if answer is not None:
-                self._answers[turn.name] = list(answer.token_ids), answer.ended
-        return list(answers)
+                self._answers[name] = list(answer.token_ids), answer.ended
+        return answers
 
-    def keep(self, rows: Sequence[Row]) -> None:
-        """The group ends, and ``rows`` is what is kept of it: write their features, unless that has been done."""
-        group, keys = self._written, [row.key for row in rows]
+    def abandon(self) -> None:
+        """As ``Answerer`` says."""
+        self._unasked, self._answers = [], {}
+        self.capturing.abandon()
+
+    def keep(self, rows: Sequence[Row], over: Collection[str]) -> None:
+        """A group ends, in which the conversations ``over`` were answered, told by their keys, and ``rows`` is what is
+        kept of it: write their features, unless that has been done."""
+        self._read_up_to(self.number)
+        group, keys = self._written.pop(self.number, None), [row.key for row in rows]
+        answers = {name: answer for name, answer in self._answers.items() if conversation_of(name) in over}
+        for name in answers:
+            del self._answers[name]
+        for name in () if group is None else group.answers:
+            self._known.pop(name, None)
         if group is None or group.keys != keys or group.shards != self._shards():
             with self._writable():
                 for name in self._shards():
                     (self.folder / name).unlink()
-                missing = self.capturing.write(self._path(SUFFIX), rows, self.target, self.source)
-                group = Group(self.source, keys, missing, self._answers, self._shards())
+                missing = self.capturing.write(self._path(SUFFIX), rows, over, self.target, self.source)
+                group = Group(self.source, keys, missing, answers, self._shards())
                 with whole(self._path(GROUP)) as part:
                     part.write_text(json.dumps(asdict(group)), encoding="utf-8")
         self.missing += group.missing
         self.number += 1
-        self._written, self._answers = _read(self._path(GROUP)), {}
 
     def end(self) -> None:
         """There are no more groups: remove those that an earlier start has left, whose groups were smaller."""
@@ -107,11 +128,28 @@ class FeatureFolder:
     def _check(self) -> None:
         for path in sorted(self.folder.glob(f"*{GROUP}")):
             found = _read(path)
-            if found is not None and found.source != self.source:
+            if found is None:
+                continue
+            if found.source != self.source:
                 raise ConfigurationError(
                     f"{str(self.folder)!r} has features of other data, settings or another target ({path.name}); "
                     "expected a folder that is empty or was begun with the same."
                 )
+            if (number := path.name.removesuffix(GROUP)).isdecimal():
+                self._files.append(int(number))
+
+    def _knows(self, name: str) -> bool:
+        """Whether the answer to the turn ``name`` was written: it is looked for in one group after the other."""
+        while name not in self._known and self._files:
+            self._read_up_to(self._files[0])
+        return name in self._known
+
+    def _read_up_to(self, number: int) -> None:
+        while self._files and self._files[0] <= number:
+            place = self._files.popleft()
+            if (found := _read(self.folder / f"{place:05d}{GROUP}")) is not None:
+                self._written[place] = found
+                self._known |= found.answers
 
     def _path(self, suffix: str) -> Path:
         return self.folder / f"{self.number:05d}{suffix}"

@@ -69,8 +69,11 @@ class _Actor:
     def __init__(self, llm: dict[str, Any], sampling: dict[str, Any]) -> None:
         self.answerer = CapturingAnswerer(capturing_llm(**llm), sampling)
 
-    def answer(self, *arguments: Any) -> Any:
-        return self.answerer.answer(*arguments)
+    def exchange(self, *arguments: Any) -> Any:
+        return self.answerer.exchange(*arguments)
+
+    def abandon(self) -> None:
+        self.answerer.abandon()
 
     def write(self, *arguments: Any) -> Any:
         return self.answerer.write(*arguments)

@@ -1,11 +1,11 @@
 """The target's answers without its states, for a method that keeps none."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_specext.preparation.feature_folder import Capturing
-from vllm_specext.training.data.answers import Answer, Turn
+from vllm_specext.training.data.answers import Answers, Turn
 from vllm_specext.training.data.row import Row
 
 
@@ -15,8 +15,11 @@ class AnswersOnly:
 
     capturing: Capturing
 
-    def answer(self, turns: Sequence[Turn]) -> Sequence[Answer | None]:
-        return self.capturing.answer(turns)
+    def exchange(self, turns: Sequence[Turn]) -> Answers:
+        return self.capturing.exchange(turns)
 
-    def write(self, path: Path, rows: Sequence[Row], target: str, source: str) -> list[str]:
-        return self.capturing.write(path, (), target, source)
+    def abandon(self) -> None:
+        self.capturing.abandon()
+
+    def write(self, path: Path, rows: Sequence[Row], over: Collection[str], target: str, source: str) -> list[str]:
+        return self.capturing.write(path, (), over, target, source)

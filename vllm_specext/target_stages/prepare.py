@@ -2,8 +2,7 @@
 and its hidden states of them, in one pass of the target; a method that runs the target itself gets the rows alone, and
 so does a training that has the target beside it.
 
-Each group of conversations that the target answers at once becomes a shard. A preparation that was interrupted goes on
-after the last of them.
+Each group of conversations becomes a shard. A preparation that was interrupted goes on after the last of them.
 """
 
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from vllm_specext.preparation.feature_folder import FeatureFolder
 from vllm_specext.target_stages.answers_only import AnswersOnly
-from vllm_specext.target_stages.target_engine import AT_ONCE, capturing, device_groups
+from vllm_specext.target_stages.target_engine import capturing, device_groups
 from vllm_specext.training.data.folder import read_data
 from vllm_specext.training.data.prepare import prepare
 from vllm_specext.training.data.settings import data_settings
@@ -24,6 +23,9 @@ from vllm_specext.training.pipeline.record import read_record, stage_inputs
 from vllm_specext.training.pipeline.stage_process import Say, end_on_sigterm, run_stage
 from vllm_specext.training.shards import SUFFIX
 
+GROUP = 64
+"""Conversations of a shard, for each engine."""
+
 HELD_OUT = f"held-out{SUFFIX}"
 """Where nothing else is kept: the features of the rows that the drafter is measured on."""
 
@@ -33,20 +35,21 @@ def work(folder: Path, say: Say) -> None:
     record = read_record(folder)
     settings = record.settings
     groups = device_groups(visible_devices(torch.cuda.device_count()), settings.tensor_parallel)
-    wanted = data_settings(
-        data=settings.data,
-        answers=settings.answers,
-        max_length=settings.max_length,
-        max_new_tokens=settings.max_length,
-        samples=settings.samples,
-        tokens=settings.tokens,
-        template_flags=settings.template_flags,
-        conversations_at_once=AT_ONCE * max(1, len(groups)),
-    )
     template = load_template(settings.target, settings.template_flags)
     say(f"loading the target {settings.target}")
     source = stage_inputs(record)["prepare"]
-    with capturing(settings, groups) as engine:
+    with capturing(settings, groups) as (engine, at_once):
+        wanted = data_settings(
+            data=settings.data,
+            answers=settings.answers,
+            max_length=settings.max_length,
+            max_new_tokens=settings.max_length,
+            samples=settings.samples,
+            tokens=settings.tokens,
+            template_flags=settings.template_flags,
+            conversations_at_once=at_once,
+            group=GROUP * max(1, len(groups)),
+        )
         keeps = TRAINABLE[settings.method].captured is not None and not settings.stream
         answers = engine if keeps else AnswersOnly(engine)
         features = FeatureFolder(answers, folder / FEATURES, record.target_hash, source)
@@ -57,7 +60,7 @@ def work(folder: Path, say: Say) -> None:
         if settings.stream:
             say("the target reads the rows that are held out")
             held_out = list(read_data(folder / DATA, "valid"))
-            missing += engine.write(folder / FEATURES / HELD_OUT, held_out, record.target_hash, source)
+            missing += engine.write(folder / FEATURES / HELD_OUT, held_out, (), record.target_hash, source)
     lost = f"; {len(missing)} rows had no room for their states" if missing else ""
     say(
         f"{stats['train']['rows']} rows to train on, {stats['valid']['rows']} held out, "

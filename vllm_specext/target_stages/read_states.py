@@ -38,7 +38,7 @@ def work(folder: Path, say: Say) -> None:
             **engine_arguments(settings),
         )
     answerer = CapturingAnswerer(llm, {"temperature": 0.0})
-    if lost := answerer.write(place / STATES, rows, record.target_hash, "check"):
+    if lost := answerer.write(place / STATES, rows, (), record.target_hash, "check"):
         raise ConfigurationError(f"{len(lost)} of {len(rows)} rows had no room for their hidden states.")
 
 

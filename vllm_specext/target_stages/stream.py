@@ -31,12 +31,12 @@ def work(folder: Path, say: Say) -> None:
     try:
         rows = list(read_data(folder / DATA, "train"))
         groups = device_groups(visible_devices(torch.cuda.device_count()), settings.tensor_parallel)
-        with capturing(settings, groups) as engine:
+        with capturing(settings, groups) as (engine, _):
             supply = Supply(
                 visits_of(rows, settings),
                 rows,
                 ring,
-                lambda path, block: engine.write(path, block, record.target_hash, source),
+                lambda path, block: engine.write(path, block, (), record.target_hash, source),
                 record.processes,
                 settings.recipe.packs,
             )

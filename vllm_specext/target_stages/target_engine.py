@@ -1,8 +1,9 @@
 """The target on vLLM, as the stages run it: in this process, or in one for each part of the GPUs."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_specext.measure.arguments import on_gpu
 from vllm_specext.preparation.answers import CapturingAnswerer
@@ -12,14 +13,24 @@ from vllm_specext.preparation.processes import LocalEngine
 from vllm_specext.preparation.ray_engines import ray_engines
 from vllm_specext.preparation.spread import SpreadAnswerer
 from vllm_specext.training.pipeline.methods import TRAINABLE
+from vllm_specext.training.pipeline.plan import FEATURE_BYTES
 from vllm_specext.training.pipeline.settings import RunSettings
 from vllm_specext.training.pipeline.target import read_target
 from vllm_specext.vllm_process import set_default_threads, users_error, vllm_distribution
 
 ON_CPU: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 16, "kv_cache_memory_bytes": 2**30}
 """vLLM would take half of a machine's memory, and compile for minutes."""
-AT_ONCE = 64
-"""Conversations that an engine answers at once."""
+FEWEST, MOST = 64, 256
+"""Conversations that an engine answers at once: more of them use a GPU better, but their states take memory."""
+MEMORY = 0.25
+"""The share of the machine's memory that states may take where more than the fewest are answered."""
+
+
+class Answering(NamedTuple):
+    """The target that answers, and how many conversations at once."""
+
+    engine: Capturing
+    at_once: int
 
 
 def engine_arguments(settings: RunSettings) -> dict[str, Any]:
@@ -38,35 +49,47 @@ def device_groups(devices: Sequence[str], each: int) -> list[str]:
     return [",".join(devices[first : first + each]) for first in range(0, len(devices) - each + 1, each)]
 
 
+def at_once(settings: RunSettings, engines: int) -> int:
+    """Conversations that each of so many ``engines`` of this machine answers at once."""
+    if not on_gpu():
+        return FEWEST
+    states = 1 + len(layers_read(settings) or ())
+    # Twice, as capturing has room.
+    each = 2 * settings.max_length * states * read_target(settings.target).hidden_size * FEATURE_BYTES
+    memory = MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(FEWEST, min(MOST, int(memory / (engines * each))))
+
+
 @contextmanager
-def capturing(settings: RunSettings, groups: Sequence[str]) -> Iterator[Capturing]:
+def capturing(settings: RunSettings, groups: Sequence[str]) -> Iterator[Answering]:
     """The target, which answers and keeps the states that the method reads, on each of the ``groups`` of GPUs, or on
     the machines of a Ray cluster."""
+    each = FEWEST if settings.ray is not None else at_once(settings, max(1, len(groups)))
     sampling: dict[str, Any] = {} if settings.temperature is None else {"temperature": settings.temperature}
     llm = {
         "target": settings.target,
         "max_length": settings.max_length,
-        "conversations": AT_ONCE,
+        "conversations": each,
         "aux_layers": layers_read(settings),
         **engine_arguments(settings),
     }
     if settings.ray is not None:
         with ray_engines(settings.ray, llm, sampling, settings.tensor_parallel) as engines:
-            yield SpreadAnswerer(engines)
+            yield Answering(SpreadAnswerer(engines), each * len(engines))
         return
     if len(groups) < 2:
         with plain_errors(settings.target):
             engine = capturing_llm(**llm)
-        yield CapturingAnswerer(engine, sampling)
+        yield Answering(CapturingAnswerer(engine, sampling), each)
         return
     own = [LocalEngine(llm, sampling, devices) for devices in groups]
     try:
-        for each in own:
-            each.loaded.result()
-        yield SpreadAnswerer(own)
+        for one in own:
+            one.loaded.result()
+        yield Answering(SpreadAnswerer(own), each * len(own))
     finally:
-        for each in own:
-            each.close()
+        for one in own:
+            one.close()
 
 
 @contextmanager

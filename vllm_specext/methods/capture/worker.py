@@ -32,7 +32,7 @@ class FeatureWriter:
     model_runner: Any
 
     def write_features(self, path: str, rows: Sequence[WantedRow], target: str, source: str) -> list[int] | str | None:
-        """Write a shard of ``rows`` to ``path`` and forget all requests.
+        """Write a shard of ``rows`` to ``path``.
 
         Returns which ``rows`` are not in it, because not all of their positions were kept or a number is not finite.
         Where none is left, no shard is written. A text says why the file could not be written.
@@ -48,7 +48,6 @@ class FeatureWriter:
                 write_shard(Path(path), packed, keys, target, source)
             except OSError as error:
                 return f"{path} cannot be written ({error.strerror or type(error).__name__})."
-        kept.clear()
         return missing
 
     def forget_features(self, requests: Sequence[str] | None) -> None:

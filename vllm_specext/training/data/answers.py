@@ -1,6 +1,6 @@
 """How the target is asked for its own answers: an interface, so that preparing data needs no engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,13 +41,22 @@ class Answer:
     ended: bool
 
 
+Answers = Mapping[str, Answer | None]
+"""By the turn's name. ``None`` says that a turn has no usable answer, for example because its states were lost: the
+conversation then ends before it, and this is counted."""
+
+
 class Answerer(Protocol):
     """The target, as whoever prepares data sees it."""
 
-    def answer(self, turns: Sequence[Turn]) -> Sequence[Answer | None]:
-        """One answer for each of ``turns``, in their order.
+    def exchange(self, turns: Sequence[Turn]) -> Answers:
+        """Ask ``turns`` beside those that were asked before, and wait for answers: one at least, and all that there are
+        by then.
 
-        ``turns`` are of different conversations, so they may run at once. ``None`` says that a turn has no usable
-        answer, for example because its states were lost: the conversation then ends before it, and this is counted.
+        Turns that are not answered at the same time are of different conversations, so they may run at once.
         """
+        ...
+
+    def abandon(self) -> None:
+        """What was asked and has no answer yet is not wanted any more."""
         ...

@@ -1,6 +1,7 @@
 """From ``--data`` to prepared rows: reading, answering, hygiene, the split, and the files."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from vllm_specext.training.data.answers import Answerer
 from vllm_specext.training.data.conversation import Conversation, Found
 from vllm_specext.training.data.folder import write_data
 from vllm_specext.training.data.formats import read_row
+from vllm_specext.training.data.groups import Group, answered_groups
 from vllm_specext.training.data.hygiene import Hygiene
 from vllm_specext.training.data.reasons import Reason
 from vllm_specext.training.data.row import Row
@@ -29,12 +31,13 @@ def prepare(
     template: ChatTemplate,
     folder: Path,
     answerer: Answerer | None = None,
-    kept: Callable[[Sequence[Row]], None] | None = None,
+    kept: Callable[[Sequence[Row], Collection[str]], None] | None = None,
 ) -> dict[str, Any]:
     """Write prepared rows and their figures into ``folder``, and return the figures, which are ``stats.json``.
 
     ``answerer`` is needed unless all answers are given. ``kept``, if given, is called after each group of
-    conversations with those of its rows that are kept, none perhaps, so that what was captured of others can be let go.
+    conversations with those of its rows that are kept, none perhaps, and the keys of all that the target has answered,
+    so that what was captured of others can be let go.
     All rows are in memory at once: five bytes for each token.
 
     Raises ``ConfigurationError`` if data cannot be read, or if nothing is left of them.
@@ -46,11 +49,11 @@ def prepare(
     tally = Tally()
     rows: list[Row] = []
     with tqdm(total=settings.samples, desc="preparing", unit="row", mininterval=5) as bar:
-        for read, new in _groups(settings, template, answerer, tally):
+        for group, new in _groups(settings, template, answerer, tally):
             if kept is not None:
-                kept(new)
+                kept(new, group.by_target)
             rows += new
-            bar.update(read)
+            bar.update(len(group.found))
             bar.set_postfix(rows=len(rows), refresh=False)
     if not rows:
         raise ConfigurationError(_nothing_left(tally))
@@ -63,19 +66,20 @@ def prepare(
 
 def _groups(
     settings: DataSettings, template: ChatTemplate, answerer: Answerer | None, tally: Tally
-) -> Iterator[tuple[int, list[Row]]]:
-    """How many rows were read and what is kept of them, for as many at once as the target answers."""
+) -> Iterator[tuple[Group, list[Row]]]:
+    """What was read, and what is kept of it."""
     hygiene = Hygiene(settings.max_length, tally)
     loss_tokens = 0
     numbered = islice(rows_of_all(settings.data), settings.samples)
     found = (read_row(row, where, template.vocab_size) for where, row in numbered)
     without = _without_duplicates(found)
-    while group := list(islice(without, settings.conversations_at_once)):
-        new = hygiene.cleaned(answered_rows(group, settings, template, answerer, tally))
-        yield len(group), new
-        loss_tokens += sum(row.loss_tokens for row in new)
-        if settings.tokens is not None and loss_tokens >= settings.tokens:
-            return
+    with closing(answered_groups(without, settings, template, answerer)) as groups:
+        for group in groups:
+            new = hygiene.cleaned(answered_rows(group, template, settings.max_length, tally))
+            yield group, new
+            loss_tokens += sum(row.loss_tokens for row in new)
+            if settings.tokens is not None and loss_tokens >= settings.tokens:
+                return
 
 
 def _without_duplicates(found: Iterator[Found]) -> Iterator[Found]:

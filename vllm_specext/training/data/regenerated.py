@@ -6,14 +6,14 @@ results of tools that the target itself may not call, and where the row is full.
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm_specext.training.data.answers import Answer, Answerer, Turn
 from vllm_specext.training.data.conversation import ASSISTANT, TOOL, USER, Conversation, Message
 from vllm_specext.training.data.loops import before_loop
 from vllm_specext.training.data.reasons import Reason
 from vllm_specext.training.data.template import ChatTemplate
-from vllm_specext.training.data.turns import AnsweredTurn, continues, turn_name
+from vllm_specext.training.data.turns import AnsweredTurn, continues, rows_of, turn_name
 
 Dialogue = Generator[Turn, Answer | None, Reason | None]
 
@@ -26,25 +26,61 @@ class Room:
     answer: int
 
 
-def regenerated_turns(
-    conversations: Sequence[Conversation], template: ChatTemplate, answerer: Answerer, room: Room
-) -> list[tuple[list[AnsweredTurn], Counter[Reason]]]:
-    """For each of ``conversations`` the turns that the target answered, and why it ended before its last."""
-    answered: list[list[AnsweredTurn]] = [[] for _ in conversations]
-    ends: list[Counter[Reason]] = [Counter() for _ in conversations]
-    dialogues = [_dialogue(said, template, room, own) for said, own in zip(conversations, answered, strict=True)]
-    replies: dict[int, Answer | None] = dict.fromkeys(range(len(dialogues)))
-    while replies:
-        asked: dict[int, Turn] = {}
-        for i, reply in replies.items():
-            try:
-                asked[i] = dialogues[i].send(reply)
-            except StopIteration as end:
-                if end.value is not None:
-                    ends[i][end.value] += 1
-        turns = list(asked.values())
-        replies = dict(zip(asked, answerer.answer(turns), strict=True)) if turns else {}
-    return list(zip(answered, ends, strict=True))
+@dataclass
+class Regenerated:
+    """What the target said in a conversation, so far."""
+
+    turns: list[AnsweredTurn] = field(default_factory=list)
+    ended_early: Counter[Reason] = field(default_factory=Counter)
+    """Why it ended before its last turn."""
+    is_over: bool = False
+    tokens: int = 0
+    """Of its rows, once it is over."""
+
+
+class Conversations:
+    """Conversations with the target, as many at once as are begun."""
+
+    def __init__(self, template: ChatTemplate, answerer: Answerer, room: Room) -> None:
+        self.template, self.answerer, self.room = template, answerer, room
+        self._running: dict[str, tuple[Dialogue, Regenerated]] = {}
+        """By the name of the turn that waits for its answer."""
+        self._unasked: list[Turn] = []
+
+    @property
+    def running(self) -> int:
+        """How many are not over."""
+        return len(self._running)
+
+    def begin(self, said: Conversation) -> Regenerated:
+        """What the target will have said, once it ``is_over``."""
+        answered = Regenerated()
+        self._go_on(_dialogue(said, self.template, self.room, answered.turns), answered, None)
+        return answered
+
+    def wait(self) -> None:
+        """Ask what was not asked yet, and go on with the conversations that get an answer."""
+        turns, self._unasked = self._unasked, []
+        answers = self.answerer.exchange(turns)
+        if not answers:
+            raise ValueError("the target was waited for, but gave no answer; expected one at least")
+        for name, answer in answers.items():
+            self._go_on(*self._running.pop(name), answer)
+
+    def abandon(self) -> None:
+        """Nothing of those that are not over is wanted any more."""
+        self._running, self._unasked = {}, []
+        self.answerer.abandon()
+
+    def _go_on(self, dialogue: Dialogue, answered: Regenerated, answer: Answer | None) -> None:
+        try:
+            turn = dialogue.send(answer)
+        except StopIteration as end:
+            answered.is_over, answered.tokens = True, sum(map(len, rows_of(answered.turns, "")))
+            answered.ended_early.update([] if end.value is None else [end.value])
+        else:
+            self._running[turn.name] = dialogue, answered
+            self._unasked.append(turn)
 
 
 def _dialogue(said: Conversation, template: ChatTemplate, room: Room, answered: list[AnsweredTurn]) -> Dialogue:

@@ -27,8 +27,12 @@ class DataSettings(BaseModel):
         None, ge=1, description="tokens in the loss after which no more is read; unlimited by default"
     )
     conversations_at_once: int = Field(
-        64, ge=1, le=2**16, description="rows that are read, and answered by the target, at once"
+        64,
+        ge=1,
+        le=2**16,
+        description="conversations that the target answers at once",
     )
+    group: int = Field(64, ge=1, le=2**16, description="rows that are written together")
     template_flags: dict[str, Flag] = Field(
         default_factory=dict, description="for the chat template, such as enable_thinking"
     )

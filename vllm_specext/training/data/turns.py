@@ -49,6 +49,11 @@ def turn_name(key: str, number: int) -> str:
     return f"{key}-{number}"
 
 
+def conversation_of(name: str) -> str:
+    """The key of the conversation whose turn, or row, has the ``name``."""
+    return name.rpartition("-")[0]
+
+
 def _row(turns: Sequence[AnsweredTurn], key: str) -> Row:
     last = turns[-1]
     mask = [False] * len(last.ids)
