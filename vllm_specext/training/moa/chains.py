@@ -48,7 +48,7 @@ def simulate_moa_chains(
             hidden = last_layers.norm(hidden)
         token_ids = most_likely(hidden, head)
         drafts.append(token_ids)
-        embeddings = embedding[token_ids]
+        embeddings = embedding[token_ids].float()
     return torch.stack(drafts, dim=-1)
 
 

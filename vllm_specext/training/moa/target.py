@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class TargetStates:
     """Text as the target sees it, padded on the right.
 
-    ``embeddings`` ``[B, T, E]``; ``kv`` ``[B, T, L, W]`` in the order of `vllm_specext.methods.moa.model`; ``entry``
-    ``[B, T, E]``, the residual stream that enters the last ``N`` layers, and ``last_kvs``, the keys and values of
-    those; ``features`` ``[B, T, E]``, the input of ``lm_head``; ``response`` ``[B, T]`` bool, where the drafter shall
-    learn. Without target-layer inference ``entry`` is ``features``.
+    ``embeddings`` ``[B, T, E]`` float32; ``kv`` ``[B, T, L, W]`` in the order of `vllm_specext.methods.moa.model`;
+    ``entry`` ``[B, T, E]``, the residual stream that enters the last ``N`` layers, and ``last_kvs``, the keys and
+    values of those; ``features`` ``[B, T, E]``, the input of ``lm_head``; ``response`` ``[B, T]`` bool, where the
+    drafter shall learn. Without target-layer inference ``entry`` is ``features``.
     """
 
     embeddings: Tensor
@@ -46,7 +46,7 @@ def target_states(target: "PreTrainedModel", token_ids: Tensor, response: Tensor
     kvs = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
     features = output.last_hidden_state
     return TargetStates(
-        embeddings=target.get_input_embeddings()(token_ids),
+        embeddings=target.get_input_embeddings()(token_ids).float(),  # what is added up is float32
         kv=torch.stack([side_by_side(kv) for kv in kvs], dim=2),
         entry=output.hidden_states[-1 - last_layers] if last_layers else features,
         features=features,

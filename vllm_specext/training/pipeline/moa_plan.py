@@ -20,7 +20,8 @@ def sizes(target: TargetModel, recipe: MoARecipe) -> Sizes:
         trained=_count(widths),
         kept=2 * (12 * target.hidden_size + 3 * widths.self_attention.mlp_size) + across_layers,
         frozen=size * _parameters(target),
-        batch=size * (target.layers * widths.kv_width + 3 * target.hidden_size),
+        batch=size * ((target.layers + recipe.target_layer_inference) * widths.kv_width + 2 * target.hidden_size)
+        + 4 * target.hidden_size,
     )
 
 
