@@ -1,7 +1,5 @@
 """How many conversations an engine answers at once follows from the memory that their states take."""
 
-import os
-
 import pytest
 
 from tests.unit.runs import settings
@@ -29,8 +27,7 @@ def test_the_states_of_many_conversations_take_a_quarter_of_the_memory_at_most(
     width = read_target(str(TARGET)).hidden_size
     run = settings(method=method, target=str(TARGET), max_length=GIB * 3 // 8 // 128 // width // 4)
     monkeypatch.setattr(target_engine, "on_gpu", lambda: True)
-    pages = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": int(memory)}
-    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    monkeypatch.setattr(target_engine, "free_memory", lambda: int(memory))
     assert at_once(run, engines) == expected
 
 

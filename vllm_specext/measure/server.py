@@ -14,7 +14,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.arguments import ENVIRONMENT, bundled_arguments, on_gpu
 from vllm_specext.measure.bundled import TARGET
 from vllm_specext.measure.forks import Fork, fork_command
+from vllm_specext.measure.memory import CONTAINERS, free_memory
 from vllm_specext.measure.speculation import Speculation, counted
 
 if TYPE_CHECKING:
@@ -185,14 +185,9 @@ def start_together(servers: Mapping[str, Server], tell: Callable[[str], None]) -
                 raise ServerError(f"{name}: {error}") from None
 
 
-def room(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+def room(limit: Path = CONTAINERS) -> int:
     """The number of servers that fit into the memory that is free, or that a container allows."""
-    import psutil
-
-    free = psutil.virtual_memory().available
-    with suppress(OSError, ValueError):  # no control group, or "max"
-        free = min(free, int(limit.read_text()))
-    return free // MEMORY
+    return free_memory(limit) // MEMORY
 
 
 def free_port() -> int:

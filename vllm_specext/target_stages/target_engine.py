@@ -1,11 +1,11 @@
 """The target on vLLM, as the stages run it: in this process, or in one for each part of the GPUs."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from vllm_specext.measure.arguments import on_gpu
+from vllm_specext.measure.memory import free_memory
 from vllm_specext.preparation.answers import CapturingAnswerer
 from vllm_specext.preparation.engine import capturing_llm
 from vllm_specext.preparation.feature_folder import Capturing
@@ -23,14 +23,18 @@ ON_CPU: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 16, "kv_cache_m
 FEWEST, MOST = 64, 256
 """Conversations that an engine answers at once: more of them use a GPU better, but their states take memory."""
 MEMORY = 0.25
-"""The share of the machine's memory that states may take where more than the fewest are answered."""
+"""The share of the free memory for states, where more than the fewest are answered. On a GPU pinned memory is had in
+powers of two, so that it may become twice as much."""
 
 
 class Answering(NamedTuple):
-    """The target that answers, and how many conversations at once."""
+    """The target that answers."""
 
     engine: Capturing
+    engines: int
+    """Of how many it is made."""
     at_once: int
+    """How many conversations they answer at once."""
 
 
 def engine_arguments(settings: RunSettings) -> dict[str, Any]:
@@ -56,8 +60,7 @@ def at_once(settings: RunSettings, engines: int) -> int:
     states = 1 + len(layers_read(settings) or ())
     # Twice, as capturing has room.
     each = 2 * settings.max_length * states * read_target(settings.target).hidden_size * FEATURE_BYTES
-    memory = MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(FEWEST, min(MOST, int(memory / (engines * each))))
+    return max(FEWEST, min(MOST, int(MEMORY * free_memory() / (engines * each))))
 
 
 @contextmanager
@@ -75,18 +78,18 @@ def capturing(settings: RunSettings, groups: Sequence[str]) -> Iterator[Answerin
     }
     if settings.ray is not None:
         with ray_engines(settings.ray, llm, sampling, settings.tensor_parallel) as engines:
-            yield Answering(SpreadAnswerer(engines), each * len(engines))
+            yield Answering(SpreadAnswerer(engines), len(engines), each * len(engines))
         return
     if len(groups) < 2:
         with plain_errors(settings.target):
             engine = capturing_llm(**llm)
-        yield Answering(CapturingAnswerer(engine, sampling), each)
+        yield Answering(CapturingAnswerer(engine, sampling), 1, each)
         return
     own = [LocalEngine(llm, sampling, devices) for devices in groups]
     try:
         for one in own:
             one.loaded.result()
-        yield Answering(SpreadAnswerer(own), each * len(own))
+        yield Answering(SpreadAnswerer(own), len(own), each * len(own))
     finally:
         for one in own:
             one.close()
