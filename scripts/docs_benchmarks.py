@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -281,8 +282,8 @@ def nodes_by_load() -> str:
     return table(header, ((*size, *(f"{ratios[size][load]:.2f}" for load in loads)) for size in found))
 
 
-def simulated_drafts() -> str:
-    return (RESULTS.parent / "simulated" / "drafts.md").read_text(encoding="utf-8")
+def simulated(name: str) -> str:
+    return (RESULTS.parent / "simulated" / f"{name}.md").read_text(encoding="utf-8")
 
 
 def cache_memory() -> str:
@@ -389,7 +390,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark swift cost": swift_cost,
     "benchmark predicted answers": predicted_answers,
     "benchmark nodes by load": nodes_by_load,
-    "benchmark simulated drafts": simulated_drafts,
+    "benchmark simulated drafts": partial(simulated, "drafts"),
+    "benchmark simulated traffic": partial(simulated, "traffic"),
     "benchmark cache memory": cache_memory,
     "benchmark soak": soak,
     "benchmark soaks": soaks,

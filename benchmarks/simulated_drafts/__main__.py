@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks import simulated_drafts
+from benchmarks.simulated_drafts import traffic
 from benchmarks.simulated_drafts.drafters import METHODS, Method
 from benchmarks.simulated_drafts.machines import GPUS, HOST, TARGETS, Machine
 from benchmarks.simulated_drafts.simulation import Simulation
@@ -41,6 +42,9 @@ def main(arguments: list[str] | None = None) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "drafts.json").write_text(json.dumps(rows, indent=0))
     (options.output / "drafts.md").write_text(table(rows))
+    busy = traffic.measured()
+    (options.output / "traffic.json").write_text(json.dumps(busy, indent=0))
+    (options.output / "traffic.md").write_text(traffic.table(busy))
     picture(rows).savefig(options.output / "drafts.png", dpi=DPI)
 
 

@@ -93,7 +93,11 @@ class Simulation:
 
     def sizes(self, requests: int) -> list[int]:
         """What may be drafted for so many requests."""
-        return [size for size in sizes_up_to(self.drafts.most) if size <= self._most()[requests]]
+        return [size for size in self.all_sizes() if size <= self.most()[requests]]
+
+    def all_sizes(self) -> list[int]:
+        """What may be drafted for any number."""
+        return sizes_up_to(self.drafts.most)
 
     def fixed(self, nodes: int, steps: int) -> Outcome:
         """The same number for every step."""
@@ -101,11 +105,11 @@ class Simulation:
 
     def chosen(self, steps: int) -> Outcome:
         """What the choice makes of it."""
-        sizes = sizes_up_to(self.drafts.most)
-        choice = DraftChoice(self._most(), sizes, self.drafts.tree, self.first, self.slope)
+        choice = DraftChoice(self.most(), self.all_sizes(), self.drafts.tree, self.first, self.slope)
         return self._run(steps, choice.nodes, choice)
 
-    def _most(self) -> list[int]:
+    def most(self) -> list[int]:
+        """The most that may be drafted, by number of requests."""
         most = [0] * (self.most_requests + 1)
         for first, last, nodes in largest_schedule(self.drafts.most):
             for requests in range(first, min(last, self.most_requests) + 1):

@@ -1,0 +1,30 @@
+"""The choice of the number of drafted tokens on a busy server, of which part of the steps decode alone."""
+
+import pytest
+
+from benchmarks.simulated_drafts.drafters import METHODS
+from benchmarks.simulated_drafts.machines import GPUS, TARGETS, Machine
+from benchmarks.simulated_drafts.traffic import Server
+
+H100 = Machine(next(gpu for gpu in GPUS if gpu.name == "H100"), TARGETS[0])
+FIXED = 600
+
+
+@pytest.mark.parametrize(
+    ("method", "requests", "answer", "best"),
+    [("GRIFFIN chain", 16, 100, 3), ("EAGLE-3 tree", 4, 300, 32), ("TLI", 64, 300, 2), ("SLRS", 16, 100, 0)],
+)
+def test_it_is_nearly_as_fast_as_the_best_fixed_number(method: str, requests: int, answer: int, best: int) -> None:
+    server = Server(H100, next(each for each in METHODS if each.name == method), requests, answer)
+    chosen, alone = server.run(3000, 1000)
+    assert 0.5 < alone < 0.97
+    fixed, none = server.run(FIXED, 50, best)[0], server.run(FIXED, 50, 0)[0]
+    assert chosen > 0.93 * fixed
+    assert best == 0 or fixed > 1.15 * none
+
+
+def test_it_drafts_nothing_where_no_step_decodes_alone() -> None:
+    server = Server(H100, METHODS[0], 256, 30)
+    chosen, alone = server.run(1000, 200)
+    assert alone < 0.02
+    assert chosen == pytest.approx(server.run(FIXED, 50, 0)[0], rel=0.03)
