@@ -76,6 +76,7 @@ class Engine:
         """Answers of up to ``tokens`` to all ``prompts``; one is begun when fewer than ``concurrency`` run. ``nodes``
         is the size of the draft trees, ``None`` leaves the schedule alone. A prompt's place is its seed."""
         from vllm import SamplingParams
+        from vllm.inputs import tokens_input
 
         if nodes is not None:
             self.set_nodes(nodes)
@@ -95,7 +96,7 @@ class Engine:
             while waiting and len(begun) - len(answers) < concurrency:
                 name, prompt, own_params = waiting.pop()
                 begun[name] = time.perf_counter()
-                self.engine.add_request(name, {"prompt_token_ids": prompt}, own_params)
+                self.engine.add_request(name, tokens_input(prompt), own_params)
             for output in self.engine.step():
                 now = time.perf_counter()
                 name = output.request_id
