@@ -3,8 +3,10 @@
 ``SPEC``: ``llm`` (arguments of ``capturing_llm``), ``rounds`` (lists of turns, each ``{"name", "ids", "max_tokens"}``,
 asked one list after the other and written together; one with ``"after"``, a name, goes on after that turn's answer),
 ``given`` (texts without a turn), ``sampling``, ``folder`` (for the shard), ``keep_async``, ``sabotage``
-(``shift_states``: states are kept one position too late; ``lose_a_row``: one row of a step is not kept).
-``OUT``: the prompts and answers by name, keys of missing rows, the number of preemptions.
+(``shift_states``: states are kept one position too late; ``lose_a_row``: one row of a step is not kept), ``abandoned``
+(turns that are asked before the shard is written, and abandoned when one is answered).
+``OUT``: the prompts and answers by name, keys of missing rows, requests whose states are kept after all, the number of
+preemptions.
 """
 
 import json
@@ -43,6 +45,11 @@ def lose_a_row() -> None:
     replace_rows(lambda rows: replace(rows, positions=rows.positions.index_fill(0, torch.tensor([0]), far)))
 
 
+def kept_requests(worker: Any) -> list[str]:
+    kept = worker.model_runner.speculator.kept
+    return [] if kept is None else kept.requests
+
+
 def turns_of(asked: list[dict[str, Any]], rows: dict[str, Row]) -> list[Turn]:
     turns = []
     for number, turn in enumerate(asked):
@@ -72,15 +79,20 @@ def main(spec_path: str, out_path: str) -> None:
             prompts[turn.name] = len(turn.prompt_token_ids)
             ids = (*turn.prompt_token_ids, *answer.token_ids)
             rows[turn.name] = make_row(ids, [place >= prompts[turn.name] for place in range(len(ids))], turn.name)
+    if "abandoned" in spec:
+        answerer.exchange(turns_of(spec["abandoned"], rows))
+        answerer.abandon()
     given = [make_row(ids, [True] * len(ids), f"given-{number}") for number, ids in enumerate(spec.get("given", []))]
     over = {conversation_of(name) for name in rows}
     missing = answerer.write(Path(spec["folder"]) / SHARD, [*rows.values(), *given], over, TARGET_NAME, "text")
+    kept = [name for found in llm.collective_rpc(kept_requests) for name in found]
     preemptions = [metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"]
     engine = llm.llm_engine.vllm_config
     out = {
         "rows": {key: row.token_ids.tolist() for key, row in rows.items()},
         "prompts": prompts,
         "missing": missing,
+        "kept": kept,
         "preemptions": sum(preemptions),
         "async": engine.scheduler_config.async_scheduling,
         "v2": engine.use_v2_model_runner,

@@ -109,6 +109,7 @@ def test_all_positions_have_the_features_of_a_transformers_forward(
     assert result["async"] == (engine == "roomy")
     assert (result["preemptions"] > 0) == (engine == "tight")
     assert result["missing"] == []
+    assert result["kept"] == []  # what is over is forgotten, with the steps that were under way when it ended
     rows = rows_in(folder)
     assert len(rows) == len(FIRST) + len(SECOND) + len(GIVEN)
     assert {tuple(row.token_ids.tolist()): known(row) for row in rows} == fed(result)
@@ -154,6 +155,15 @@ def test_what_had_no_room_is_read_again(tmp_path: Path, target: Any) -> None:
     assert len(find_shards(tmp_path)) > 2
     assert len(found) == len(FIRST) + len(GIVEN)
     assert set(answered) <= set(found)
+    assert furthest(target, rows) < CLOSE
+
+
+def test_what_is_abandoned_is_forgotten_and_in_nobodys_way(tmp_path: Path, target: Any) -> None:
+    long = [one | {"name": f"long-{number}", "max_tokens": 4 + 100 * number} for number, one in enumerate(ASKED[8:12])]
+    result = captured(tmp_path, {}, rounds=[FIRST[:4]], given=GIVEN[:2], abandoned=long)
+    assert (result["missing"], result["kept"]) == ([], [])
+    rows = rows_in(tmp_path)
+    assert len(rows) == 6
     assert furthest(target, rows) < CLOSE
 
 

@@ -1,16 +1,18 @@
 """Preparing data from files to files, with each choice of answers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.answerers import Scripted, TinyTarget
-from tests.unit.chat_templates import NO_PREFIX, answers_in, template
+from tests.unit.chat_templates import NO_PREFIX, answers_in, chat, template
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.data.conversation import Found, Text
 from vllm_specext.training.data.folder import read_data, read_stats
+from vllm_specext.training.data.groups import MOST_ROWS, answered_groups
 from vllm_specext.training.data.prepare import prepare
 from vllm_specext.training.data.row import Row
 from vllm_specext.training.data.settings import data_settings
@@ -167,6 +169,33 @@ def test_groups_are_full_and_no_more_is_held_than_there_is_room_for(tmp_path: Pa
     prepare(settings, USED, tmp_path / "out", target, lambda rows, over: read.append(len(over)))
     assert read == [group] * (COUNT // group) + [COUNT % group] * bool(COUNT % group)
     assert max(target.running) == 4
+
+
+@pytest.mark.parametrize("at_a_time", [None, 1])
+def test_what_cannot_be_read_is_told_when_all_before_it_was_kept(tmp_path: Path, at_a_time: int | None) -> None:
+    data = write(tmp_path / "data.jsonl", [*chats(10), {"messages": 7}, *chats(20)[10:]])
+    values = {"data": (data,), "max_new_tokens": 20, "conversations_at_once": 6, "group": 4}
+    kept: list[int] = []
+    settings, target = data_settings(**values), TinyTarget(USED, at_a_time)
+    with pytest.raises(ConfigurationError, match="messages"):
+        prepare(settings, USED, tmp_path / "out", target, lambda rows, over: kept.append(len(over)))
+    assert kept == [4, 4]
+    enough, target = data_settings(**values, tokens=20), TinyTarget(USED, at_a_time)
+    assert prepare(enough, USED, tmp_path / "out", target)["read"] == {"answered_by_target": 4}
+
+
+def test_rows_that_nobody_answers_are_not_all_read_beside_one_that_is(tmp_path: Path) -> None:
+    settings = data_settings(data=("x",), conversations_at_once=2, group=4, max_new_tokens=20)
+    read: list[Found] = []
+
+    def found() -> Iterator[Found]:
+        for one in [chat("What?"), *(Text(f"{n}", str(n)) for n in range(500))]:
+            read.append(one)
+            yield one
+
+    first = next(answered_groups(found(), settings, USED, TinyTarget(USED)))
+    assert (len(first.found), len(first.by_target)) == (4, 1)
+    assert len(read) <= MOST_ROWS * 4
 
 
 def test_data_that_were_prepared_are_data_again(tmp_path: Path) -> None:

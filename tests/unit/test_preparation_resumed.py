@@ -52,9 +52,9 @@ class Target(TinyTarget):
         return []
 
 
-def prepared(capturing: Capturing, tmp_path: Path, name: str) -> dict[str, list[int]]:
+def prepared(capturing: Capturing, tmp_path: Path, name: str, group: int = GROUP) -> dict[str, list[int]]:
     data = write(tmp_path / "data.jsonl", chats(COUNT))
-    settings = data_settings(data=(data,), conversations_at_once=5, group=GROUP, max_new_tokens=20)
+    settings = data_settings(data=(data,), conversations_at_once=5, group=group, max_new_tokens=20)
     folder = FeatureFolder(capturing, tmp_path / name / "features", "target", "data")
     prepare(settings, USED, tmp_path / name / "rows", folder, folder.keep)
     folder.end()
@@ -82,6 +82,15 @@ def test_a_group_in_the_middle_is_asked_again_alone(tmp_path: Path) -> None:
     target = Target()
     assert prepared(target, tmp_path, "whole") == expected
     assert len({conversation_of(name) for name in target.said}) == GROUP
+
+
+@pytest.mark.parametrize("group", [2, 5])
+def test_groups_of_another_size_have_the_answers_that_were_written(tmp_path: Path, group: int) -> None:
+    expected = prepared(Target(), tmp_path, "whole", group=4)
+    target = Target()
+    assert prepared(target, tmp_path, "whole", group=group) == expected
+    assert not target.said
+    assert len(list((tmp_path / "whole" / "features").glob("*.group.json"))) == -(-COUNT // group)
 
 
 @pytest.mark.parametrize("engines", [1, 2, 5])

@@ -4,7 +4,7 @@ Of the last token that the target sampled there is no state, because it was neve
 with zeros: a drafter shall learn how answers end, and reads no state of a token that nothing comes after.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ class CapturingAnswerer:
         self._done: dict[str, Any] = {}
         """vLLM's outputs that nobody has asked for yet, by the request's name."""
         self._asked: dict[str, _Asked] = {}
-        """Turns that were answered, and rows that were read, by name."""
+        """Turns that were answered, by name."""
         self._texts: dict[tuple[int, ...], str] = {}
         """The turns that none has gone on after, by their prompts and answers."""
         self._reads = 0
@@ -58,20 +58,17 @@ class CapturingAnswerer:
         while self._running and not self._done:
             self._step()
         done, self._done = self._done, {}
-        replaced: list[str] = []
-        answers = {name: self._answered(self._running.pop(name), output, replaced) for name, output in done.items()}
-        if replaced:
-            self._forget(replaced)
+        unwanted: list[str] = []
+        answers = {name: self._answered(self._running.pop(name), output, unwanted) for name, output in done.items()}
+        if unwanted:
+            self._forget(unwanted)
         return answers
 
     def abandon(self) -> None:
         """As ``Answerer`` says."""
-        names = list(self._running)
-        self.llm.llm_engine.abort_request(names)
-        while self.llm.llm_engine.has_unfinished_requests():
-            self._step()  # the outputs of what has just ended
-        self._forget(names)
+        self.llm.llm_engine.abort_request(list(self._running))
         self._running, self._done = {}, {}
+        self._forget_all()
 
     def write(self, path: Path, rows: Sequence[Row], over: Collection[str], target: str, source: str) -> list[str]:
         """Write shards of ``rows``, to ``path`` and to files beside it whose names begin alike, and forget the
@@ -82,28 +79,33 @@ class CapturingAnswerer:
         shard even so. ``ConfigurationError`` where a file cannot be written.
         """
         asked = [row for row in rows if row.key in self._asked]
-        lost = {row.key for row in self._write(path, asked, target, source)}
+        lost = {row.key for row in self._write(path, asked, self._asked, target, source)}
         unread = [row for row in rows if row.key in lost or row.key not in self._asked]
         gone = [name for name in self._asked if conversation_of(name) in over]
         self._texts = {ids: name for ids, name in self._texts.items() if conversation_of(name) not in over}
         self._forget([self._asked.pop(name).request for name in gone])
         number, missing = 0, unread
-        for alone in (False, True):  # what runs takes room
+        for alone in (False, True):
             unread, missing = missing, []
-            while alone and unread and self._running.keys() - self._done.keys():
-                self._step()
+            if alone and unread:
+                # There was no room beside the states of others, which are computed again when their turn comes.
+                while self._running.keys() - self._done.keys():
+                    self._step()
+                self._forget_all()
             for part in self._in_parts(unread):
                 number += 1
-                self._read(part)
-                missing += self._write(path.with_name(f"{path.stem}-{number}{path.suffix}"), part, target, source)
-                self._forget([self._asked.pop(row.key).request for row in part])
+                read = self._read(part)
+                beside = path.with_name(f"{path.stem}-{number}{path.suffix}")
+                missing += self._write(beside, part, read, target, source)
+                self._forget([one.request for one in read.values()])
         return [row.key for row in missing]
 
-    def _answered(self, turn: Turn, done: Any, replaced: list[str]) -> Answer | None:
+    def _answered(self, turn: Turn, done: Any, unwanted: list[str]) -> Answer | None:
         """What vLLM generated for ``turn``, whose states are noted. Those of the requests that are added to
-        ``replaced`` others have too."""
+        ``unwanted`` nobody needs, or others have them too."""
         completion = done.outputs[0]
         if completion.finish_reason not in ("stop", "length"):
+            unwanted.append(turn.name)
             return None
         ids = tuple(completion.token_ids)
         asked = _Asked(turn.name, len(turn.prompt_token_ids) + len(ids) - 1)
@@ -111,14 +113,14 @@ class CapturingAnswerer:
         if before is not None:
             # This turn has computed all states of the turn before once more.
             old = self._asked[before]
-            replaced.append(old.request)
+            unwanted.append(old.request)
             self._asked |= {name: asked for name, one in self._asked.items() if one == old}
         self._asked[turn.name] = asked
         self._texts[(*turn.prompt_token_ids, *ids)] = turn.name
         return Answer(ids, ended=completion.finish_reason == "stop")
 
     def _in_parts(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """``rows`` in parts whose states have room beside those of turns."""
+        """``rows`` in parts whose states have room, as a rule beside those of turns."""
         room = self.llm.llm_engine.vllm_config.speculative_config.options.capture_tokens // (4 if self._running else 2)
         parts: list[list[Row]] = []
         for row in rows:
@@ -127,23 +129,27 @@ class CapturingAnswerer:
             parts[-1].append(row)
         return parts
 
-    def _read(self, rows: Sequence[Row]) -> None:
-        """Have the target compute the states of ``rows``."""
-        names = {row.key: f"read-{self._reads + number}" for number, row in enumerate(rows)}
+    def _read(self, rows: Sequence[Row]) -> dict[str, _Asked]:
+        """Have the target compute the states of ``rows``; by their keys, where they are."""
+        read = {row.key: _Asked(f"read-{self._reads + number}", len(row)) for number, row in enumerate(rows)}
         self._reads += len(rows)
         for row in rows:
-            self._begin(names[row.key], row.token_ids.tolist(), 1)
-            self._asked[row.key] = _Asked(names[row.key], len(row))
-        while names.values() - self._done.keys():
+            self._begin(read[row.key].request, row.token_ids.tolist(), 1)
+        names = {one.request for one in read.values()}
+        while names - self._done.keys():
             self._step()
-        for name in names.values():
+        for name in names:
             del self._done[name]
+        return read
 
-    def _write(self, path: Path, rows: Sequence[Row], target: str, source: str) -> list[Row]:
-        """Write a shard, unless no row has all of its states. Returns the rows that have not."""
+    def _write(
+        self, path: Path, rows: Sequence[Row], asked: Mapping[str, _Asked], target: str, source: str
+    ) -> list[Row]:
+        """Write a shard of the states of what was ``asked``, unless no row has all of them. Returns the rows that have
+        not."""
         if not rows:
             return []
-        arguments = (str(path), [self._wanted(row) for row in rows], target, source)
+        arguments = (str(path), [_wanted(row, asked[row.key]) for row in rows], target, source)
         (written,) = (each for each in self.llm.collective_rpc("write_features", args=arguments) if each is not None)
         if isinstance(written, str):
             raise ConfigurationError(written)
@@ -169,13 +175,17 @@ class CapturingAnswerer:
         own = {"max_tokens": max_tokens, "detokenize": text_is_read, "output_kind": RequestOutputKind.FINAL_ONLY}
         return SamplingParams(**values | own)
 
-    def _wanted(self, row: Row) -> WantedRow:
-        asked = self._asked[row.key]
-        length = min(len(row), asked.tokens)
-        read, end = row.token_ids[:length], tuple(row.token_ids[length:].tolist())
-        bits = np.packbits(row.loss_mask).tobytes()
-        return row.key, asked.request, length, checksum(torch.from_numpy(read)), end, bits
-
     def _forget(self, requests: list[str] | None) -> None:
         """These requests' states, or all, are not wanted any more."""
         self.llm.collective_rpc("forget_features", args=(requests,))
+
+    def _forget_all(self) -> None:
+        self._asked, self._texts = {}, {}
+        self._forget(None)
+
+
+def _wanted(row: Row, asked: _Asked) -> WantedRow:
+    length = min(len(row), asked.tokens)
+    read, end = row.token_ids[:length], tuple(row.token_ids[length:].tolist())
+    bits = np.packbits(row.loss_mask).tobytes()
+    return row.key, asked.request, length, checksum(torch.from_numpy(read)), end, bits

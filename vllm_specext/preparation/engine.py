@@ -32,7 +32,8 @@ def capturing_llm(
     register()  # also where no entry point announces the package
     speculative = {
         "method": CAPTURE.name,
-        # While a turn is computed, the states of the turn before, whose text it has too, are still there.
+        # Those of rows that wait to be written, too; and while a turn is computed, the states of the turn before, whose
+        # text it has too, are still there.
         "capture_tokens": 2 * conversations * max_length,
         "feature_dtype": feature_dtype,
         "aux_layers": None if aux_layers is None else list(aux_layers),

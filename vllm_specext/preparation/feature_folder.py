@@ -103,7 +103,6 @@ class FeatureFolder:
         answers = {name: answer for name, answer in self._answers.items() if conversation_of(name) in over}
         for name in answers:
             del self._answers[name]
-        for name in () if group is None else group.answers:
             self._known.pop(name, None)
         if group is None or group.keys != keys or group.shards != self._shards():
             with self._writable():

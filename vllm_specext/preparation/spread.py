@@ -57,11 +57,12 @@ class SpreadAnswerer:
         for abandoned in [engine.submit("abandon") for engine in self.engines]:
             abandoned.result()
         self._asked, self._running = {}, [0] * len(self.engines)
-        self._unasked = [[] for _ in self.engines]
+        self._unasked, self._places = [[] for _ in self.engines], {}
 
     def write(self, path: Path, rows: Sequence[Row], over: Collection[str], target: str, source: str) -> list[str]:
         """Each engine writes a file of its own, even where it has no rows: it then only forgets."""
         parts: list[list[Row]] = [[] for _ in self.engines]
+        known = set(self._places)
         for row in rows:
             parts[self._place(row.key)].append(row)
         files = [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(len(parts))]
@@ -70,7 +71,7 @@ class SpreadAnswerer:
             for engine, file, part in zip(self.engines, files, parts, strict=True)
         ]
         missing = [key for each in written for key in each.result()]
-        for key in {*over, *(conversation_of(row.key) for row in rows)}:
+        for key in {*over, *self._places.keys() - known}:
             self._places.pop(key, None)
         return missing
 

@@ -38,7 +38,7 @@ def work(folder: Path, say: Say) -> None:
     template = load_template(settings.target, settings.template_flags)
     say(f"loading the target {settings.target}")
     source = stage_inputs(record)["prepare"]
-    with capturing(settings, groups) as (engine, at_once):
+    with capturing(settings, groups) as (engine, engines, at_once):
         wanted = data_settings(
             data=settings.data,
             answers=settings.answers,
@@ -48,7 +48,7 @@ def work(folder: Path, say: Say) -> None:
             tokens=settings.tokens,
             template_flags=settings.template_flags,
             conversations_at_once=at_once,
-            group=GROUP * max(1, len(groups)),
+            group=GROUP * engines,
         )
         keeps = TRAINABLE[settings.method].captured is not None and not settings.stream
         answers = engine if keeps else AnswersOnly(engine)

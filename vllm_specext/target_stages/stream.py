@@ -31,7 +31,7 @@ def work(folder: Path, say: Say) -> None:
     try:
         rows = list(read_data(folder / DATA, "train"))
         groups = device_groups(visible_devices(torch.cuda.device_count()), settings.tensor_parallel)
-        with capturing(settings, groups) as (engine, _):
+        with capturing(settings, groups) as (engine, *_):
             supply = Supply(
                 visits_of(rows, settings),
                 rows,

@@ -74,8 +74,8 @@ class KeptRows:
 
     @property
     def requests(self) -> list[str]:
-        """Those of which rows have been kept."""
-        return list(self._places)
+        """Those of which rows have been kept or given up."""
+        return [*self._places, *self._incomplete]
 
     def places(self, request: str, length: int) -> Tensor | None:
         """Where in ``rows`` the first ``length`` positions of ``request`` lie, ``[length]``; ``None`` where one is

@@ -15,8 +15,8 @@ from vllm_specext.options.capture import CaptureOptions
 
 
 class CaptureSpeculator(StepSpeculator):
-    """``kept`` has the rows of all requests since they were last written; ``None`` where another tensor-parallel rank,
-    which has the same states, keeps them."""
+    """``kept`` has the rows of all requests that were not forgotten; ``None`` where another tensor-parallel rank, which
+    has the same states, keeps them."""
 
     kept: KeptRows | None = None
 

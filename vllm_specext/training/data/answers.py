@@ -58,5 +58,5 @@ class Answerer(Protocol):
         ...
 
     def abandon(self) -> None:
-        """What was asked and has no answer yet is not wanted any more."""
+        """Nothing that was asked is wanted any more."""
         ...

@@ -1,7 +1,6 @@
 """From ``--data`` to prepared rows: reading, answering, hygiene, the split, and the files."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -73,13 +72,14 @@ def _groups(
     numbered = islice(rows_of_all(settings.data), settings.samples)
     found = (read_row(row, where, template.vocab_size) for where, row in numbered)
     without = _without_duplicates(found)
-    with closing(answered_groups(without, settings, template, answerer)) as groups:
-        for group in groups:
-            new = hygiene.cleaned(answered_rows(group, template, settings.max_length, tally))
-            yield group, new
-            loss_tokens += sum(row.loss_tokens for row in new)
-            if settings.tokens is not None and loss_tokens >= settings.tokens:
-                return
+    for group in answered_groups(without, settings, template, answerer):
+        new = hygiene.cleaned(answered_rows(group, template, settings.max_length, tally))
+        yield group, new
+        loss_tokens += sum(row.loss_tokens for row in new)
+        if settings.tokens is not None and loss_tokens >= settings.tokens:
+            if answerer is not None:
+                answerer.abandon()
+            return
 
 
 def _without_duplicates(found: Iterator[Found]) -> Iterator[Found]:

@@ -35,7 +35,7 @@ class Regenerated:
     """Why it ended before its last turn."""
     is_over: bool = False
     tokens: int = 0
-    """Of its rows, once it is over."""
+    """Of its rows, so far."""
 
 
 class Conversations:
@@ -67,20 +67,16 @@ class Conversations:
         for name, answer in answers.items():
             self._go_on(*self._running.pop(name), answer)
 
-    def abandon(self) -> None:
-        """Nothing of those that are not over is wanted any more."""
-        self._running, self._unasked = {}, []
-        self.answerer.abandon()
-
     def _go_on(self, dialogue: Dialogue, answered: Regenerated, answer: Answer | None) -> None:
         try:
             turn = dialogue.send(answer)
         except StopIteration as end:
-            answered.is_over, answered.tokens = True, sum(map(len, rows_of(answered.turns, "")))
+            answered.is_over = True
             answered.ended_early.update([] if end.value is None else [end.value])
         else:
             self._running[turn.name] = dialogue, answered
             self._unasked.append(turn)
+        answered.tokens = sum(map(len, rows_of(answered.turns, "")))
 
 
 def _dialogue(said: Conversation, template: ChatTemplate, room: Room, answered: list[AnsweredTurn]) -> Dialogue:
