@@ -9,7 +9,7 @@ from vllm_specext.bench.progress import shown
 
 def test_without_a_terminal_stages_and_tenths_are_lines() -> None:
     out = io.StringIO()
-    with shown(Console(file=out, width=100)) as progress:
+    with shown(Console(file=out, width=100, force_terminal=False)) as progress:
         progress.doing("plain: loading")
         progress.begin(40)
         progress.doing("[tree] and plain")
@@ -23,7 +23,7 @@ def test_without_a_terminal_stages_and_tenths_are_lines() -> None:
 
 def test_on_a_terminal_there_is_a_bar() -> None:
     out = io.StringIO()
-    with shown(Console(file=out, width=100, force_terminal=True)) as progress:
+    with shown(Console(file=out, width=100, force_terminal=True, _environ={"TERM": "xterm"})) as progress:
         progress.begin(2)
         progress.doing("plain: loading")
         progress.advance()
