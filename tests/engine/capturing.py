@@ -3,8 +3,9 @@
 ``SPEC``: ``llm`` (arguments of ``capturing_llm``), ``rounds`` (lists of turns, each ``{"name", "ids", "max_tokens"}``,
 asked one list after the other and written together; one with ``"after"``, a name, goes on after that turn's answer),
 ``given`` (texts without a turn), ``sampling``, ``folder`` (for the shard), ``keep_async``, ``sabotage``
-(``shift_states``: states are kept one position too late; ``lose_a_row``: one row of a step is not kept), ``abandoned``
-(turns that are asked before the shard is written, and abandoned when one is answered).
+(``shift_states``: states are kept one position too late; ``lose_a_row``: one row of a step is not kept), ``running``
+(turns that are asked before the shard is written and written later, to another), ``abandoned`` (others that are asked
+before, and abandoned when one is answered).
 ``OUT``: the prompts and answers by name, keys of missing rows, requests whose states are kept after all, the number of
 preemptions.
 """
@@ -25,7 +26,7 @@ from vllm_specext.training.data.row import Row, make_row
 from vllm_specext.training.data.turns import conversation_of
 
 TARGET_NAME = "target"
-SHARD = "00000.safetensors"
+SHARD, LATE_SHARD = "00000.safetensors", "00001.safetensors"
 
 
 def replace_rows(changed: Callable[[StepRows], StepRows]) -> None:
@@ -79,12 +80,23 @@ def main(spec_path: str, out_path: str) -> None:
             prompts[turn.name] = len(turn.prompt_token_ids)
             ids = (*turn.prompt_token_ids, *answer.token_ids)
             rows[turn.name] = make_row(ids, [place >= prompts[turn.name] for place in range(len(ids))], turn.name)
+    begun = turns_of(spec.get("running", []), rows)
+    answers = dict(answerer.exchange(begun)) if begun else {}
     if "abandoned" in spec:
         answerer.exchange(turns_of(spec["abandoned"], rows))
         answerer.abandon()
     given = [make_row(ids, [True] * len(ids), f"given-{number}") for number, ids in enumerate(spec.get("given", []))]
     over = {conversation_of(name) for name in rows}
     missing = answerer.write(Path(spec["folder"]) / SHARD, [*rows.values(), *given], over, TARGET_NAME, "text")
+    while len(answers) < len(begun):
+        answers |= answerer.exchange([])
+    late = [
+        make_row(ids, [place >= len(turn.prompt_token_ids) for place in range(len(ids))], turn.name)
+        for turn in begun
+        for ids in [(*turn.prompt_token_ids, *answers[turn.name].token_ids)]
+    ]
+    over = {conversation_of(row.key) for row in late}
+    missing += answerer.write(Path(spec["folder"]) / LATE_SHARD, late, over, TARGET_NAME, "text")
     kept = [name for found in llm.collective_rpc(kept_requests) for name in found]
     preemptions = [metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"]
     engine = llm.llm_engine.vllm_config

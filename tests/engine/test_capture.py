@@ -158,6 +158,19 @@ def test_what_had_no_room_is_read_again(tmp_path: Path, target: Any) -> None:
     assert furthest(target, rows) < CLOSE
 
 
+def test_what_had_no_room_beside_turns_that_run_is_read_again(tmp_path: Path, target: Any) -> None:
+    """Those have to let their states go, and are read again, too."""
+    longest = sorted(ASKED, key=lambda one: len(one["ids"]))[-3:]
+    running = [{"name": f"long-{n}", "ids": one["ids"][:100], "max_tokens": 235 + n} for n, one in enumerate(longest)]
+    small = {"conversations": 1, "max_num_batched_tokens": 128}  # room for 1022 tokens, of which those take 1005
+    given, endless = [one["ids"] for one in longest], SAMPLING | {"ignore_eos": True}
+    result = captured(tmp_path, small, rounds=[], running=running, given=given, sampling=endless)
+    assert (result["missing"], result["kept"]) == ([], [])
+    rows = rows_in(tmp_path)
+    assert len(rows) == len(given) + len(running)
+    assert furthest(target, rows) < CLOSE
+
+
 def test_what_is_abandoned_is_forgotten_and_in_nobodys_way(tmp_path: Path, target: Any) -> None:
     long = [one | {"name": f"long-{number}", "max_tokens": 4 + 100 * number} for number, one in enumerate(ASKED[8:12])]
     result = captured(tmp_path, {}, rounds=[FIRST[:4]], given=GIVEN[:2], abandoned=long)
