@@ -1,7 +1,7 @@
 """A busy server: when a request ends another takes its place, whose prompt is read in a step with what the others
-decode. So few steps decode alone, and only these tell the scheduler's choice what they take.
+decode. The more requests, the fewer steps decode alone, and only these tell the scheduler's choice what they take.
 
-Answers have lengths of which each is as likely to end at any token, prompts are up to twice as long as their mean.
+An answer is as likely to end at one token as at any other; prompts are up to twice as long as their mean.
 """
 
 from collections import Counter
