@@ -34,7 +34,7 @@ START_UP: dict[str, dict[str, str]] = {
 }
 """By method; the values are regular expressions."""
 ALWAYS = {
-    "vllm-specext": r"\d+\.\d+\.\d+ with vLLM 0\.32.*",
+    "vllm-specext": r"\d+\.\d+\.\d+ with vLLM 0\.3[23].*",
     "Drafted tokens by number of running requests": r".*\d+.*",
     "Verification": "the target's own sampler",
     "CUDA graphs of drafts": "none",

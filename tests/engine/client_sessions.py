@@ -60,13 +60,14 @@ def server_trees(llm: Any, prompts: list[list[int]]) -> list[dict[str, Any]]:
     found = []
     for prompt in prompts:
         drafts.clear()
-        once = SamplingParams(temperature=0, max_tokens=1)
-        (output,) = llm.generate({"prompt_token_ids": prompt}, once, use_tqdm=False)
-        ids, parents = drafts[-1].tokens[0].tolist(), drafts[-1].topology.parents[0, 1:].tolist()
+        # Of two tokens, because vLLM 0.33 drafts nothing after a request's last one.
+        two = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+        (output,) = llm.generate({"prompt_token_ids": prompt}, two, use_tqdm=False)
+        ids, parents = drafts[0].tokens[0].tolist(), drafts[0].topology.parents[0, 1:].tolist()
         ticket, params = params_for(Drafted.chain([]), Sampling(0), form, 0)
         llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
         (rows,) = llm.collective_rpc(TAKE, args=(ticket,))
-        text = [*prompt, *output.outputs[0].token_ids]
+        text = [*prompt, output.outputs[0].token_ids[0]]
         found.append({"text": text, "ids": ids, "parents": parents, "rows": rows.hex()})
     module.hand_over = stock
     return found

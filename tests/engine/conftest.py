@@ -82,7 +82,7 @@ def small(config: dict[str, Any], tokens: int = 256) -> dict[str, Any]:
 
 # 12 layers and the drafter's one, 2 heads of 64, float32: 32 tokens take 13 * 2 * 2 * 64 * 4 * 32 bytes. Eight requests
 # of up to 330 tokens do not fit into 24 such blocks.
-TIGHT: dict[str, Any] = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 24}
+TIGHT: dict[str, Any] = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 22}
 # Neither do trees of all eight into the budget of a step.
 TIGHT_FOR_TREES: dict[str, Any] = {"max_num_batched_tokens": 96, "num_gpu_blocks_override": 17}
 

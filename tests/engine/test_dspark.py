@@ -112,7 +112,8 @@ def recorded(engines: Engines, folder: Path, tmp_path_factory: pytest.TempPathFa
     asked = [[{"ids": REQUEST["ids"], "sampling": sampling}]]
     result = engines(dspark(folder, NODES, TOP_K), rounds=asked, record=str(path))
     sequence = REQUEST["ids"] + result["outputs"][0]["ids"]
-    passes = [one for one in torch.load(path, weights_only=True) if "tokens" in one]
+    # vLLM 0.33 drafts nothing after a request's last token.
+    passes = [one for one in torch.load(path, weights_only=True) if "tokens" in one and one["tokens"].numel()]
     return sequence, [one for one in passes if int(one["positions"][0]) < len(sequence)]
 
 

@@ -10,6 +10,7 @@ from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, tree
 from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
 from tests.engine.workload import DRAFTS, FOREIGN_BPE, GREEDY
+from vllm_specext.engine.changes.guard import installed_vllm
 
 Engines = Callable[..., Result]
 KINDS: tuple[dict[str, Any], ...] = (
@@ -70,8 +71,11 @@ def test_sessions_have_the_tokens_of_plain_decoding(
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
 
 
+@pytest.mark.skipif(
+    not str(installed_vllm()).startswith("0.32."), reason="newer versions of vLLM do not go on after what was cut off"
+)
 def test_going_on_after_what_was_cut_off_is_noticed(engines: Engines) -> None:
-    """As vLLM does. It even ends the engine where a turn's input is shorter than what was cut off."""
+    """As vLLM 0.32 does. It even ends the engine where a turn's input is shorter than what was cut off."""
     asked = {"rounds": [], "sessions": [each for each in SESSIONS if len(each["turns"][1]["ids"]) > DRAFTS]}
     faulty = engines({"speculative_config": CHAIN}, sabotage="go_on_after_what_was_cut_off", **asked)
     assert len(differing(faulty, engines({}, **asked))) > 5

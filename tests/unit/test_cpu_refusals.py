@@ -7,6 +7,8 @@ import torch
 
 from vllm_specext.cpu_runner import refuse_unsupported
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import GRIFFIN_TREE, MODELS
+from vllm_specext.plugin import register
 
 
 def config(**changes: Any) -> SimpleNamespace:
@@ -64,7 +66,7 @@ def on_a_cpu_that_packs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, tuple
 
     def choose(kernel: str, dtypes: tuple[torch.dtype, ...]) -> None:
         def get_attn_isa(dtype: torch.dtype, block_size: int, head_size: int, kv_cache_dtype: str) -> str:
-            return kernel if dtype in dtypes and head_size % 32 == 0 else "vec"
+            return kernel if dtype in dtypes and head_size % 32 == block_size % 32 == 0 else "vec"
 
         monkeypatch.setattr(cpu_attn, "_get_attn_isa", get_attn_isa)
 
@@ -73,7 +75,8 @@ def on_a_cpu_that_packs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, tuple
 
 def drafting_trees(dtype: torch.dtype, head_size: int = 80, draft_head_size: int = 80) -> SimpleNamespace:
     made = config()
-    made.cache_config = SimpleNamespace(block_size=128, cache_dtype="auto")
+    # As vLLM 0.33 has it here, which takes pages of 128 tokens later on.
+    made.cache_config = SimpleNamespace(block_size=16, user_specified_block_size=False, cache_dtype="auto")
     made.model_config.dtype = dtype
     made.model_config.get_head_size = lambda: head_size
     made.speculative_config.tree = "a shape"
@@ -92,6 +95,22 @@ def test_trees_are_refused_where_pages_are_packed(on_a_cpu_that_packs: Any, head
     )
 
 
+def test_a_server_is_refused_trees_where_its_pages_would_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With vLLM's own configuration, whose size of a page is not final yet with 0.33."""
+    arguments = pytest.importorskip("vllm.engine.arg_utils")
+    register()
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+
+    def configure(dtype: str) -> None:
+        arguments.EngineArgs(
+            str(MODELS / "target"), dtype=dtype, max_model_len=256, speculative_config=GRIFFIN_TREE
+        ).create_engine_config()
+
+    configure("float32")
+    with pytest.raises(ValueError, match="draft trees on this CPU cannot have --dtype bfloat16"):
+        configure("bfloat16")
+
+
 def test_a_cpu_that_packs_every_data_type_gets_no_advice_to_change_it(on_a_cpu_that_packs: Any) -> None:
     on_a_cpu_that_packs("neon", (torch.float32, torch.float16, torch.bfloat16))
     with pytest.raises(ConfigurationError, match=r"packs for neon; tree_top_k 1 drafts chains\.$"):
@@ -105,3 +124,6 @@ def test_trees_on_plain_pages_and_chains_on_any_are_served(on_a_cpu_that_packs: 
     chains = drafting_trees(torch.bfloat16, 64)
     chains.speculative_config.tree = None
     refuse_unsupported(chains)
+    small = drafting_trees(torch.bfloat16, 64)
+    small.cache_config.user_specified_block_size = True
+    refuse_unsupported(small)

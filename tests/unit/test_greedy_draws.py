@@ -212,6 +212,8 @@ def verify(kind: Verifier, sampler: Sampler, logits: Tensor, drafted: Tensor, me
         enable_adaptive_verification=False,
         rejection_sample_method=method,
         synthetic_acceptance_rates=[0.9, 0.8, 0.7, 0.6],
+        fly_entropy_threshold=0.3,
+        fly_entropy_top_k=3,
     )
     verifier = kind(sampler, config, DEVICE)
     verifier._logprobs_dims = None

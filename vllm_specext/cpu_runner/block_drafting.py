@@ -52,12 +52,14 @@ def prepare_block_inputs(
     CP_SIZE: int,
     CP_INTERLEAVE: int,
     BLOCK_SIZE: int,
+    out_is_padding: torch.Tensor | None = None,
 ) -> None:
     """Positions and KV slots of the accepted rows, whose keys and values come from the target's states, and a block of
     `Q` rows for each request: the token sampled last, then mask tokens.
 
     `out_context_*` `[T]` are position 0 and ``PAD_SLOT_ID`` for rejected rows. `out_sample_*` `[R N]` name the rows
-    that are drafted from. What follows the batch in the buffers is padding.
+    that are drafted from. What follows the batch in the buffers is padding, which vLLM 0.33 also marks
+    (`out_is_padding`) and gives token and position 0.
     """
     slots = idx_mapping.numpy()
     requests, width, drafted = len(slots), num_query_per_req, num_speculative_steps
@@ -90,6 +92,10 @@ def prepare_block_inputs(
     out_query_positions.numpy()[:rows] = np.minimum(block, max_model_len - 1).ravel()
     out_query_slot_mapping.numpy()[:rows] = kv_slots(np.repeat(np.arange(requests), width), block.ravel())
     out_query_slot_mapping.numpy()[rows:max_num_tokens] = PAD_SLOT_ID
+    if out_is_padding is not None:
+        out_is_padding.numpy()[:rows] = False
+        for buffer, padding in ((out_input_ids, 0), (out_query_positions, 0), (out_is_padding, 1)):
+            buffer.numpy()[rows:max_num_tokens] = padding
 
     skipped = 0 if SAMPLE_FROM_ANCHOR else 1
     sampled, end = requests * drafted, max_num_reqs * drafted

@@ -23,7 +23,7 @@ from vllm_specext.engine.changes.replacements import replaces
     how="replaced by a body in torch, only where V2 runs on a CPU",
     upstream="vllm#49583, vllm#55847",
     until="V2 runs on CPU without Triton",
-    signature="self idx_mapping num_reqs_padded out out_ptrs",
+    signature="self idx_mapping num_reqs_padded out out_ptrs [num_computed_tokens]",
 )
 def gather_block_tables(
     self: Any,
@@ -31,18 +31,25 @@ def gather_block_tables(
     num_reqs_padded: int,
     out: tuple[torch.Tensor, ...] | None = None,
     out_ptrs: torch.Tensor | None = None,
+    num_computed_tokens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Copy the block-table rows of the batch (`idx_mapping` `[R]`) to the front of each group's input table.
 
-    Rows from `R` to `num_reqs_padded` are zeroed. Entries after a request's last block are unspecified.
+    Rows from `R` to `num_reqs_padded` are zeroed; those after them are of no batch, and vLLM 0.33 alone zeroes them.
+    Entries after a request's last block are unspecified. Where `num_computed_tokens` `[M]` is given, as by 0.33, pages
+    that a sliding window has left before the request's first row are zeroed: another request may own them by now.
     """
     tables = tuple(self.input_block_tables) if out is None else out
     slots = idx_mapping.numpy()
     num_reqs = len(slots)
-    for source, target in zip(self.block_tables, tables, strict=True):
+    reaches = getattr(self, "_sliding_window_reach", None)
+    for group, (source, target) in enumerate(zip(self.block_tables, tables, strict=True)):
         rows = target.numpy()
         rows[:num_reqs] = source.gpu.numpy()[slots]
         rows[num_reqs:num_reqs_padded] = 0
+        if num_computed_tokens is not None and reaches is not None and reaches[group]:
+            left = np.maximum(num_computed_tokens.numpy()[slots] - reaches[group], 0) // self.block_sizes[group]
+            rows[:num_reqs][np.arange(rows.shape[1]) < left[:, None]] = 0
     return tuple(table[:num_reqs_padded] for table in tables)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
+from pkgutil import resolve_name
 from typing import Any
 
 from vllm_specext.engine.changes.replacements import replaces
@@ -124,6 +125,7 @@ def install() -> None:
 
     from vllm.triton_utils.dispatcher import register_kernels
 
+    from vllm_specext.cpu_runner.launches import for_launches
     from vllm_specext.cpu_runner.unsupported import KERNELS_WITHOUT_BODY, raising_body
 
     _complete_placeholder()
@@ -131,6 +133,7 @@ def install() -> None:
     with warnings.catch_warnings():
         # The registry looks at every attribute of every module, deprecated ones of torch included.
         warnings.simplefilter("ignore", FutureWarning)
-        register_kernels(kernel_bodies() | refusals)
+        bodies = {name: for_launches(resolve_name(name), body) for name, body in kernel_bodies().items()}
+        register_kernels(bodies | refusals)
     for (owner, name), replacement in replacements().items():
         put(owner, name, replacement)

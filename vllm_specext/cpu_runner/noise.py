@@ -8,6 +8,7 @@ Counterparts: ``sample/gumbel.py`` of vLLM's V2 runner and ``triton.language.ran
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ UInt32s = npt.NDArray[np.uint32]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating]
 
+# Place of a draft's step among the bits of a seed (`spec_step_seed`).
+_STEP_SHIFT = 32
 # Keeps the noise of a draft apart from the noise of its verification (`_DRAFT_NOISE_SALT`).
 DRAFT_POSITION_SALT = 1 << 30
 # Smallest uniform that the rejection test uses (`_TL_RAND_MIN`).
@@ -111,6 +114,11 @@ def gumbel(seed: Ints, pos: Ints, vocab_size: int, fp64: bool = False) -> Floats
     np.log(noise, out=noise)
     np.negative(noise, out=noise)
     return noise
+
+
+def seed_of_step(seed: Ints, step: npt.NDArray[np.integer[Any]]) -> Ints:
+    """The seeds `[R]` of the places in their drafts, from 0 on; one place for all where `step` has no dimension."""
+    return seed ^ (step.astype(np.int64) << _STEP_SHIFT)
 
 
 def philox_uniform(seed: Ints, offset: Ints) -> npt.NDArray[np.float32]:

@@ -19,6 +19,7 @@ def wrap_platform(platform: Any) -> None:
     wrap(type(platform), "check_and_update_config", _check_and_update_config)
     # Only workers load this module.
     when_loaded("vllm.model_executor.model_loader.base_loader", _wrap_loader)
+    when_loaded("vllm.v1.worker.gpu_worker", _pass_check_of_worker)
 
 
 def _wrap_loader(module: Any) -> None:
@@ -46,6 +47,20 @@ def _validate_v2_model_runner(original: Callable) -> Callable:
         return None
 
     return _validate
+
+
+@replaces(
+    "vllm.v1.worker.gpu_worker.HAS_TRITON",
+    name="workers without Triton",
+    why="from vLLM 0.33 on, a worker with V2 insists on Triton once more, after the configuration has been checked",
+    how="set in the one module that asks, on a CPU",
+    upstream="vllm#49583, vllm#55847",
+    until="V2 runs on CPU without Triton",
+    kind="added",
+)
+def _pass_check_of_worker(gpu_worker: Any) -> None:
+    if hasattr(gpu_worker, "HAS_TRITON"):
+        gpu_worker.HAS_TRITON = True
 
 
 @replaces(

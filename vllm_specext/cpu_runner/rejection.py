@@ -18,7 +18,7 @@ import torch
 
 from vllm_specext.cpu_runner import noise
 from vllm_specext.cpu_runner.ragged import IntArray, lengths_between, rows_and_offsets
-from vllm_specext.cpu_runner.sampling import draw
+from vllm_specext.cpu_runner.sampling import draw, noise_depends_on_step
 from vllm_specext.engine.changes.replacements import replaces
 
 Floats = npt.NDArray[np.float32]
@@ -153,7 +153,8 @@ def _residual_logits(target: Floats, log_p: Floats, draft_log_probs: Floats, tar
     signature=(
         "target_logits draft_logits draft_sampled cu_num_logits pos idx_mapping expanded_idx_mapping "
         "expanded_local_pos temperature seed num_speculative_steps synthetic_conditional_rates use_fp64 "
-        "use_block_verification contexts watermarking watermarking_skip_mask watermark_key"
+        "use_block_verification contexts watermarking watermarking_skip_mask watermark_key [fly_window_size] "
+        "[fly_entropy_threshold] [fly_entropy_top_k]"
     ),
     also=("vllm.v1.worker.gpu.spec_decode.rejection_sampler.rejection_sample",),
 )
@@ -176,6 +177,9 @@ def rejection_sample(
     watermarking: torch.Tensor | None = None,
     watermarking_skip_mask: torch.Tensor | None = None,
     watermark_key: int | None = None,
+    fly_window_size: int = 0,
+    fly_entropy_threshold: float = 0.0,
+    fly_entropy_top_k: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Accept a prefix of each request's drafts and draw one token after it; return `[R, N + 1]` int64 and counts `[R]`.
 
@@ -184,6 +188,8 @@ def rejection_sample(
     """
     if contexts is not None:
         raise NotImplementedError("watermarking is set, but model runner V2 on CPU without Triton has no watermarks")
+    if fly_window_size:
+        raise NotImplementedError("rejection_sample_method is fly, which model runner V2 on CPU without Triton has not")
     assert synthetic_conditional_rates is None or not use_block_verification
     starts = cu_num_logits.numpy()
     num_reqs = len(starts) - 1
@@ -203,7 +209,10 @@ def rejection_sample(
     random = np.flatnonzero(~greedy)
     uniform = np.empty(0, dtype=np.float32)
     if len(random) or synthetic_conditional_rates is not None:
-        uniform = noise.philox_uniform(seeds[drafts.slot], position[row])
+        draft_seeds = seeds[drafts.slot]
+        if use_block_verification and noise_depends_on_step():
+            draft_seeds = noise.seed_of_step(draft_seeds, step)
+        uniform = noise.philox_uniform(draft_seeds, position[row])
     valid = drafts.token >= 0
 
     sampled = np.zeros((num_reqs, num_speculative_steps + 1), dtype=np.int64)

@@ -6,6 +6,9 @@ Shapes: `L` logits rows, `M` request slots, `V` vocabulary. `expanded_idx_mappin
 # ruff: noqa: N803 - a launch passes these arguments by the names of the kernel.
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -60,6 +63,13 @@ def draw(
     return scores.argmax(axis=1)
 
 
+@cache
+def noise_depends_on_step() -> bool:
+    """Whether the noise of a draft, and of its verification as a block, depends on the place in the draft, as from vLLM
+    0.33 on."""
+    return hasattr(import_module("vllm.v1.worker.gpu.sample.gumbel"), "spec_step_seed")
+
+
 def gumbel_sample(
     local_argmax: torch.Tensor,
     local_argmax_stride: int,
@@ -98,6 +108,9 @@ def gumbel_sample(
         column = logits_cache_col[real] if PER_TOKEN_COL else logits_cache_col
         logits_cache[expanded_idx_mapping[real], column, :vocab_size] = logits_cache_source[real]
 
+    seed = seeds.numpy()[slots]
+    if logits_cache_col is not None and noise_depends_on_step():
+        seed = noise.seed_of_step(seed, logits_cache_col.numpy())
     position = pos.numpy() + noise.DRAFT_POSITION_SALT if IS_DRAFTING else pos.numpy()
     row_temperatures = np.where(is_real, temperatures.numpy()[slots], np.float32(0.0))
     # `draw` overwrites its scores, but only to draw: greedy rows alone need no copy.
@@ -107,7 +120,7 @@ def gumbel_sample(
         scores /= np.where(row_temperatures == 0.0, np.float32(1.0), row_temperatures)[:, None]
     if USE_FP64:
         scores = scores.astype(np.float64)
-    token = draw(scores, row_temperatures, seeds.numpy()[slots], position, APPLY_TEMPERATURE and not USE_FP64)
+    token = draw(scores, row_temperatures, seed, position, APPLY_TEMPERATURE and not USE_FP64)
 
     local_argmax.numpy()[:, 0] = token
     best = local_max.numpy()

@@ -40,6 +40,10 @@ PLAIN_PAGES = ("vec", "vec16")
 instructions."""
 
 
+PAGE = 128
+"""Tokens of a page that nobody has asked for on a CPU; vLLM 0.33 decides so after its configuration is checked."""
+
+
 def raising_body(feature: str) -> Callable[..., NoReturn]:
     """Return a kernel body that refuses `feature`."""
 
@@ -69,6 +73,11 @@ def refuse_unsupported(vllm_config: Any) -> None:
             raise ConfigurationError(
                 f"model runner V2 on CPU without Triton: {name} is {value!r}, only {allowed!r} is allowed."
             )
+    if getattr(speculative, "rejection_sample_method", None) == "fly":
+        raise ConfigurationError(
+            "model runner V2 on CPU without Triton: rejection_sample_method is 'fly', only 'standard', 'block' and "
+            "'synthetic' are allowed."
+        )
     if speculative is not None and speculative.method in _METHODS_WITHOUT_BODIES:
         raise ConfigurationError(
             f"model runner V2 on CPU without Triton: speculative method is {speculative.method!r}, "
@@ -83,10 +92,11 @@ def _refuse_packed_pages(vllm_config: Any) -> None:
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     cache, target = vllm_config.cache_config, vllm_config.model_config
+    page = cache.block_size if cache.user_specified_block_size else PAGE
     head_sizes = {model.get_head_size() for model in (target, vllm_config.speculative_config.draft_model_config)}
 
     def packed_for(dtype: torch.dtype) -> list[str]:
-        kernels = [_get_attn_isa(dtype, cache.block_size, size, cache.cache_dtype) for size in sorted(head_sizes)]
+        kernels = [_get_attn_isa(dtype, page, size, cache.cache_dtype) for size in sorted(head_sizes)]
         return [kernel for kernel in kernels if kernel not in PLAIN_PAGES]
 
     if packed := packed_for(target.dtype):

@@ -1,3 +1,5 @@
+import inspect
+
 import torch
 from compare import assert_same, bodies
 from hypothesis import given
@@ -9,6 +11,10 @@ from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 CPU = torch.device("cpu")
 BLOCK_SIZES = [4, 8]
 BLOCKS_PER_ROW = 16
+REACHES = [0, 5]
+"""Of the groups' sliding windows; the first has none."""
+HIDES_PAGES = "num_computed_tokens" in inspect.signature(BlockTables.gather_block_tables).parameters
+"""Whether pages before a sliding window are hidden, as from vLLM 0.33 on."""
 
 writes = st.lists(
     st.tuples(st.integers(0, MAX_REQS - 1), st.integers(0, 3), st.lists(st.integers(0, 99), min_size=1, max_size=5)),
@@ -66,18 +72,33 @@ def test_block_tables_and_slots(step: Step, groups: int, padding: int, enabled: 
             [BLOCKS_PER_ROW] * groups,
             CPU,
             slot_mapping_enabled=[enabled, True][:groups],
+            **({"sliding_window_reach": REACHES[:groups]} if HIDES_PAGES else {}),
         )
         for slot in range(MAX_REQS):
             tables.append_block_ids(slot, tuple(rows[group][slot] for group in range(groups)), overwrite=True)
         tables.apply_staged_writes()
-        gathered = tables.gather_block_tables(step.idx_mapping, padded)
+        computed = {"num_computed_tokens": step.num_computed_tokens} if HIDES_PAGES else {}
+        gathered = tables.gather_block_tables(step.idx_mapping, padded, **computed)
+        gathered = tuple(map(torch.clone, gathered))
+        # After a larger batch, and to others' tables.
+        fewer = tables.gather_block_tables(step.idx_mapping[:1], 1)
+        others = tuple(map(torch.full_like, tables.input_block_tables, [7] * groups))
+        tables.gather_block_tables(step.idx_mapping, padded, others, tables._make_ptr_tensor(others))
         mapping = step.idx_mapping.clone()
         if dummy:
             mapping[-1] = -1
         out = torch.full((groups, num_tokens + 3), 7)
         tables.compute_slot_mappings(mapping, step.query_start_loc, positions, num_tokens, out=out)
         slots = tables.compute_slot_mappings(mapping, step.query_start_loc, positions, num_tokens)
-        return [*(table.gpu for table in tables.block_tables), *gathered, slots, tables.slot_mappings, out]
+        return [
+            *(table.gpu for table in tables.block_tables),
+            *gathered,
+            *fewer,
+            *others,
+            slots,
+            tables.slot_mappings,
+            out,
+        ]
 
     expected = run()
     with bodies():

@@ -26,7 +26,9 @@ def input_buffers(step: Step) -> list[torch.Tensor]:
 
 def as_input_buffers(tensors: list[torch.Tensor]) -> InputBuffers:
     buffers = InputBuffers(MAX_REQS, len(tensors[0]), torch.device("cpu"))
-    buffers.input_ids, buffers.positions, buffers.query_start_loc, buffers.seq_lens = tensors
+    buffers.input_ids, buffers.positions, buffers.query_start_loc, buffers.seq_lens = tensors[:4]
+    if tensors[4:]:
+        (buffers.is_padding,) = tensors[4:]
     return buffers
 
 
@@ -201,7 +203,7 @@ def test_a_block_drafter_reads_the_accepted_rows_and_a_block(step: Step, from_an
 
     assert_body_equals_kernel(
         launch,
-        [step.tokens(room), long(room), step.tokens(MAX_REQS + 1), step.tokens(MAX_REQS)],
+        [step.tokens(room), long(room), step.tokens(MAX_REQS + 1), step.tokens(MAX_REQS), step.uniform(room) > 0.5],
         long(room),
         long(room),
         long(room),

@@ -1,9 +1,11 @@
+import inspect
+
 import numpy as np
 import torch
 from compare import assert_body_equals_kernel
 from hypothesis import given
 from hypothesis import strategies as st
-from steps import MAX_LEN, MAX_REQS, VOCAB, Step, ints, steps
+from steps import MAX_DRAFTS, MAX_LEN, MAX_REQS, VOCAB, Step, ints, steps
 from vllm.v1.worker.gpu import structured_outputs
 from vllm.v1.worker.gpu.sample.bad_words import apply_bad_words
 from vllm.v1.worker.gpu.sample.logit_bias import apply_logit_bias
@@ -12,6 +14,8 @@ from vllm.v1.worker.gpu.sample.thinking_budget import apply_thinking_budget
 from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 
 LIST_LEN = 5
+HAS_FIXED_WIDTH = "num_bonus_tokens" not in inspect.signature(StructuredOutputsWorker).parameters
+"""Whether each request with a grammar has as many masks as any request may have rows, as from vLLM 0.33 on."""
 
 
 def distinct_tokens(step: Step, length: int) -> torch.Tensor:
@@ -140,7 +144,8 @@ def test_grammar_mask(step: Step, dtype: torch.dtype) -> None:
     masked = [f"r{i}" for i in range(step.num_reqs) if i % 2 == 0]
     # One position more than the request has rows, as when drafts were dropped on the way.
     drafts = counts.copy()
-    words = torch.randint(-(2**31), 2**31, (int((drafts[::2] + 1).sum()), -(-VOCAB // 32)), generator=step.random).int()
+    masks = (MAX_DRAFTS + 2) * len(masked) if HAS_FIXED_WIDTH else int((drafts[::2] + 1).sum())
+    words = torch.randint(-(2**31), 2**31, (masks, -(-VOCAB // 32)), generator=step.random).int()
 
     class Batch:
         req_ids = [f"r{i}" for i in range(step.num_reqs)]  # noqa: RUF012
@@ -149,7 +154,8 @@ def test_grammar_mask(step: Step, dtype: torch.dtype) -> None:
         num_draft_tokens_per_req = drafts
 
     def launch(logits: torch.Tensor) -> torch.Tensor:
-        worker = StructuredOutputsWorker(64, VOCAB, torch.device("cpu"), MAX_LEN, 1)
+        widths = (MAX_DRAFTS + 2,) if HAS_FIXED_WIDTH else (MAX_LEN, 1)
+        worker = StructuredOutputsWorker(64, VOCAB, torch.device("cpu"), *widths)
         worker.apply_grammar_bitmask(logits, Batch, masked, words.numpy().astype(np.int32))  # type: ignore[arg-type]
         return logits
 
@@ -158,7 +164,7 @@ def test_grammar_mask(step: Step, dtype: torch.dtype) -> None:
 
 @given(steps(), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_grammar_mask_of_fixed_width(step: Step, dtype: torch.dtype) -> None:
-    """vLLM 0.33 gives each request with a grammar as many masks as any request may have rows."""
+    """Of any width; 0.32's launch knows nothing of it."""
     masked = torch.arange(0, step.num_reqs, 2)
     width = int(step.cu_num_logits.diff().max()) + 1
     places = (masked[:, None] * width + torch.arange(width)).flatten().int()

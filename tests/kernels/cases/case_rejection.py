@@ -44,15 +44,7 @@ def test_accepted_tokens_are_put_in_their_rows(step: Step) -> None:
     )
 
 
-@given(
-    steps(decoding_only=True),
-    temperatures,
-    st.sampled_from(["standard", "block", "synthetic"]),
-    st.booleans(),
-    st.booleans(),
-    st.floats(0.0, 3.0),
-)
-def test_verified_tokens(
+def assert_same_tokens(
     step: Step, temperature: torch.Tensor, method: str, has_draft_logits: bool, fp64: bool, distance: float
 ) -> None:
     """Drafter and target agree more or less (`distance`); some drafts are placeholders that must be rejected."""
@@ -95,3 +87,23 @@ def test_verified_tokens(
         temperature,
         step.seeds(),
     )
+
+
+@given(
+    steps(decoding_only=True),
+    temperatures,
+    st.sampled_from(["standard", "block", "synthetic"]),
+    st.booleans(),
+    st.booleans(),
+    st.floats(0.0, 3.0),
+)
+def test_verified_tokens(
+    step: Step, temperature: torch.Tensor, method: str, has_draft_logits: bool, fp64: bool, distance: float
+) -> None:
+    assert_same_tokens(step, temperature, method, has_draft_logits, fp64, distance)
+
+
+@given(steps(decoding_only=True), st.booleans(), st.sampled_from([0.5, 1.0, 1.5]))
+def test_drafts_that_are_verified_as_a_block(step: Step, has_draft_logits: bool, distance: float) -> None:
+    """All of them drawn at random, so that chance decides at every place."""
+    assert_same_tokens(step, torch.ones(MAX_REQS), "block", has_draft_logits, False, distance)

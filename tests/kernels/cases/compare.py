@@ -11,6 +11,7 @@ import torch
 from vllm.triton_utils.dispatcher import KernelOverride
 
 from vllm_specext.cpu_runner.install import kernel_bodies, replacements
+from vllm_specext.cpu_runner.launches import for_launches
 
 # Bodies by the end of their kernel's name that the negative controls put in place of ours.
 WRONG: Mapping[str, Callable] = {}
@@ -22,7 +23,8 @@ def bodies() -> Iterator[None]:
     planned: dict[tuple[Any, str], Callable] = dict(replacements())
     for name, body in kernel_bodies().items():
         module, attribute = name.rsplit(".", 1)
-        planned[importlib.import_module(module), attribute] = body
+        owner = importlib.import_module(module)
+        planned[owner, attribute] = for_launches(getattr(owner, attribute), body)
     for ending, body in WRONG.items():
         matching = [key for key in planned if f"{getattr(key[0], '__name__', '')}.{key[1]}".endswith(ending)]
         assert matching, f"no body named {ending}"

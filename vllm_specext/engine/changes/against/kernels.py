@@ -22,21 +22,18 @@ class Body:
     """``module.function`` in ``cpu_runner``."""
     parameters: tuple[str, ...]
     optional: tuple[str, ...] = ()
-    """Those among the parameters that a launch may leave out, in their order."""
+    """Those among the parameters that a launch may leave out."""
 
     def takes(self, kernel: str) -> bool:
         """Whether a launch of a kernel with these parameters fits: all are passed by position, but those in capitals,
-        which are passed by name. One that is optional here has the same name there, with ``_ptr`` or without."""
+        which are passed by name, and those that are optional here, which have the same name there, with ``_ptr`` or
+        without (``cpu_runner/launches.py``)."""
         theirs = [name for name in kernel.split() if name not in LAUNCH_OPTIONS]
         ours = [name for name in self.parameters if name not in LAUNCH_OPTIONS]
-        given, required = ([n for n in names if not n.isupper()] for names in (theirs, ours))
-        optional = [name for name in required if name in self.optional]
-        further = [name.removesuffix("_ptr") for name in given[len(required) - len(optional) :]]
-        return (
-            [n for n in theirs if n.isupper()] == [n for n in ours if n.isupper()]
-            and len(required) - len(optional) <= len(given)
-            and further == optional[: len(further)]
-        )
+        given = [name for name in theirs if not name.isupper() and name.removesuffix("_ptr") not in self.optional]
+        required = [name for name in ours if not name.isupper() and name not in self.optional]
+        constants = [[name for name in names if name.isupper()] for names in (theirs, ours)]
+        return constants[0] == constants[1] and len(given) == len(required)
 
 
 def bodies(ours: Tree) -> list[Body]:
