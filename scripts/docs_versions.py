@@ -23,14 +23,7 @@ def counts() -> str:
     """A sentence on what was checked and found."""
     found = report()
     checked = ", ".join(f"{count} {what}" for what, count in found.checked.items())
-    return (
-        f"Checked: {checked}. Broken where we run with {NOW}: {len(found.broken)}. To be done for a CPU: "
-        f"{len(found.broken_on_a_cpu)}. Changed inside: {len(found.changed_inside)}."
-    )
-
-
-def on_a_cpu() -> str:
-    return table(("in vLLM", "what is other", "ours"), map(_row, report().broken_on_a_cpu))
+    return f"Checked: {checked}. Broken with {NOW}: {len(found.broken)}. Changed inside: {len(found.changed_inside)}."
 
 
 def changed_inside() -> str:
@@ -47,12 +40,7 @@ def _grouped(findings: list[Finding], text: str) -> tuple[str, ...]:
     return ", ".join(paths), ", ".join(places), text
 
 
-def _row(finding: Finding) -> tuple[str, ...]:
-    return code(finding.path.removeprefix("vllm.")), finding.what, code(finding.place)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "vllm versions: counts": counts,
-    "vllm versions: cpu": on_a_cpu,
     "vllm versions: inside": changed_inside,
 }

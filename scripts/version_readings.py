@@ -66,14 +66,17 @@ READ: dict[str, tuple[str, ...]] = {
     "Drafts that another pipeline rank drafted are kept: the body does it where the launch gives them.": (
         "_post_update_kernel",
     ),
-    "To be done for a CPU: the noise of drafts and of block verification depends on the place in the draft too.": (
+    "The noise of drafts and of block verification depends on the place in the draft too: the bodies do it where vLLM "
+    "does. Lossy verification (`fly`) is refused.": (
         "_gumbel_sample_kernel",
         "rejection_sampler_utils.rejection_sample",
         "rejection_sampler.rejection_sample",
     ),
-    "To be done for a CPU: rows after the batch are marked as padding.": ("_prepare_dflash_inputs_kernel",),
-    "To be done for a CPU: pages before a sliding window are hidden, and the rows that a larger batch left are "
-    "cleared.": ("BlockTables.gather_block_tables",),
+    "Rows after the batch are marked as padding: the body does it where the launch asks.": (
+        "_prepare_dflash_inputs_kernel",
+    ),
+    "Pages before a sliding window are hidden: the body does it where vLLM does. Rows that a larger batch left are "
+    "cleared, which nothing on a CPU reads.": ("BlockTables.gather_block_tables",),
     "Messages of chats are put together elsewhere, and a stream's chunks made by one generator and written by another. "
     "Ours counts the tokens that go in, and finds the last usage in what is written or returned.": (
         "OpenAIServingChat.chat_completion_stream_generator",
@@ -81,7 +84,8 @@ READ: dict[str, tuple[str, ...]] = {
         "OpenAIServingCompletion.completion_stream_generator",
         "OpenAIServingCompletion.request_output_to_completion_response",
     ),
-    "To be done for a CPU: another page size by default.": ("CpuPlatform.check_and_update_config",),
+    "The size of a page is decided after the configuration is checked: trees are refused by the size that it will have "
+    "where pages of that size are packed.": ("CpuPlatform.check_and_update_config",),
 }
 
 

