@@ -1,5 +1,6 @@
 """A busy server: when a request ends another takes its place, whose prompt is read in a step with what the others
-decode. The more requests, the fewer steps decode alone, and only these tell the scheduler's choice what they take.
+decode. The more requests, the fewer steps decode alone; what decoding takes of the others, the choice has to tell from
+what their prompts take.
 
 An answer is as likely to end at one token as at any other; prompts are up to twice as long as their mean.
 """
@@ -46,13 +47,14 @@ class Server:
         drafts, choice = self.method.drafts, None if nodes is not None else self._choice()
         left = np.zeros(0, dtype=int)
         """Tokens that each running request has still to say."""
-        verified, decoded_alone = 0, False
+        verified = 0
         tokens, seconds, alone = 0, 0.0, 0
         for step in range(steps):
             new = self.requests - len(left)
             asked = nodes if choice is None else choice.nodes(self.requests)
             assert asked is not None
-            took = self._seconds(len(left), verified, asked, self.chooser.integers(1, 2 * PROMPT, new).sum())
+            prompts = int(self.chooser.integers(1, 2 * PROMPT, new).sum())
+            took = self._seconds(len(left), verified, asked, prompts)
             accepted = self._accepted(drafts, verified, step, len(left))
             emitted = np.minimum(accepted + 1, left)
             left = np.concatenate((left - emitted, self.chooser.geometric(1 / self.answer, new)))
@@ -61,11 +63,8 @@ class Server:
                 tokens, seconds, alone = tokens + int(emitted.sum()) + new, seconds + took, alone + (not new)
             if choice is not None:
                 noisy = took * self.chooser.uniform(1 - NOISE, 1 + NOISE)
-                if new:
-                    choice.skip(self.requests, asked)
-                else:
-                    choice.note(self.requests, asked, Counter(accepted.tolist()), noisy if decoded_alone else None)
-            verified, decoded_alone = asked, not new
+                choice.note(self.requests, asked, Counter(accepted.tolist()), noisy if len(left) else None, prompts)
+            verified = asked
         return tokens / seconds, alone / (steps - settled)
 
     def _choice(self) -> DraftChoice:

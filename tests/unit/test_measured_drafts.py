@@ -1,6 +1,7 @@
 """The scheduler drafts as many tokens as its own clock says are fastest."""
 
 import logging
+import random
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from vllm.v1.outputs import DraftTokenIds
 
 from tests.unit.test_scheduling import configuration, deliver, drafted, request, scheduler
 from vllm_specext.engine.scheduler import measured_drafts
+from vllm_specext.tree.prompt_costs import PromptCosts
 
 MOST = 8
 SWIFT = {"method": "swift", "num_speculative_tokens": MOST, "keep_step_costs": False}
@@ -49,6 +51,27 @@ def decode(engine: Any, clock: list[float], steps: int, level: float, right: int
     return verified
 
 
+def serve(engine: Any, clock: list[float], steps: int, level: float, right: int) -> list[int]:
+    """Decode for twelve requests at a time with short answers, so that nearly every step reads another one's prompt.
+    Tokens that every step was told to draft."""
+    chooser, told = random.Random(0), []
+    alone = 0
+    while len(told) < steps:
+        while len(engine.requests) < 12:
+            name = f"{len(told)} {len(engine.requests)}"
+            engine.add_request(request(name, prompt=chooser.randrange(20, 200), max_tokens=chooser.randrange(2, 14)))
+        output = engine.schedule()
+        asked, rows = output.num_spec_tokens_to_schedule, drafted(output)
+        told.append(asked)
+        prompts = sum(count for name, count in output.num_scheduled_tokens.items() if count != 1 + rows[name])
+        alone += not prompts
+        clock[0] += 1.0 + level * asked + 0.01 * prompts
+        deliver(engine, output, 1 + right)
+        engine.update_draft_token_ids(DraftTokenIds(list(engine.requests), [[7] * asked for _ in engine.requests]))
+    assert alone < 0.25 * steps
+    return told
+
+
 def share(verified: list[int], size: int) -> float:
     return sum(each == size for each in verified) / len(verified)
 
@@ -73,6 +96,21 @@ def test_the_best_size_is_found(adapting: VllmConfig, clock: list[float], caplog
     assert any(line.startswith("Drafted tokens for 1 to 1 running requests: 3; expected") for line in said)
     # A load that nobody has seen begins with what is known of the next one.
     assert engine.dynamic_sd_lookup[2:] == [engine.dynamic_sd_lookup[1]] * (len(engine.dynamic_sd_lookup) - 2)
+
+
+@pytest.mark.parametrize(("level", "right", "best"), [(0.1, 3, 3), (1.5, 1, 0)], ids=["pays", "loses"])
+def test_steps_with_prompts_tell_what_drafts_cost(
+    adapting: VllmConfig, clock: list[float], level: float, right: int, best: int
+) -> None:
+    assert share(serve(scheduler(adapting), clock, 1200, level, right)[400:], best) > 0.85
+
+
+@pytest.mark.parametrize(("level", "right", "best"), [(0.1, 3, 3), (1.5, 1, 0)], ids=["pays", "loses"])
+def test_where_they_do_not_more_is_lost(
+    adapting: VllmConfig, clock: list[float], monkeypatch: pytest.MonkeyPatch, level: float, right: int, best: int
+) -> None:
+    monkeypatch.setattr(PromptCosts, "note", lambda self, size, requests, prompt, seconds: None if prompt else seconds)
+    assert share(serve(scheduler(adapting), clock, 1200, level, right)[400:], best) < 0.75
 
 
 @pytest.mark.parametrize("base", [Scheduler, AsyncScheduler])

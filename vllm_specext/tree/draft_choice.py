@@ -1,11 +1,11 @@
 """How many tokens to draft, chosen by what was measured: as many as give the most tokens per second, or none.
 
 Loads are ranges of running requests: 1, 2-3, 4-7 and so on. For each, ``acceptance.py`` says what a draft of a size
-brings, and ``step_costs.py`` how long a step with it takes, by what ``timed_steps.py`` has timed. A load begins without
-drafts, or with what is known from the load next to it. Sizes that might do better are tried in short bursts between
-steps of the usual size, with which they are compared. What trying loses, beside the usual size, is taken from a budget:
-a share of the time that passes. A try that wins pays into it, so that drafting is taken up quickly where a new text
-makes it pay.
+brings, and ``step_costs.py`` how long a step with it takes, by what ``timed_steps.py`` has timed, less what prompts add
+to it (``prompt_costs.py``). A load begins without drafts, or with what is known from the load next to it. Sizes that
+might do better are tried in short bursts between steps of the usual size, with which they are compared. What trying
+loses, beside the usual size, is taken from a budget: a share of the time that passes. A try that wins pays into it, so
+that drafting is taken up quickly where a new text makes it pay.
 
 Counts steps and looks at no clock of its own.
 """
@@ -43,8 +43,8 @@ EVERY = 8
 """Steps between two looks at whether another size is better."""
 
 WASTED = 2 * BURST
-"""Steps that say nothing of what they take, after which a try ends: most have a piece of a prompt, and they may go on
-for as long as a server is busy."""
+"""Steps that say nothing of what they take, after which a try ends: most read long prompts, and they may go on for as
+long as a server is busy."""
 
 TRUSTED = 32
 """Such steps in a row after which a load drafts nothing, if it has timed no steps of the size in use: what was guessed,
@@ -108,19 +108,24 @@ class DraftChoice:
         return moved
 
     def skip(self, requests: int, asked: int) -> None:
-        """Tell of a step of so many ``requests`` that did not only decode."""
+        """Tell of a step of so many ``requests`` that says neither what drafts bring nor what they cost."""
         self._asked.append(asked)
-        self._pass(self._loads.get(requests.bit_length()) or self._begin(requests))
+        load = self._loads.get(requests.bit_length()) or self._begin(requests)
+        load.prompts.before = None
+        self._pass(load)
 
-    def note(self, requests: int, asked: int, accepted: Mapping[int, int], seconds: float | None) -> Change | None:
-        """Tell of a step that only decoded and drafted ``asked`` tokens. ``accepted``: how many ``requests`` accepted
-        how many tokens of what the step before drafted. ``seconds`` since the step before, ``None`` where that says
-        nothing."""
+    def note(
+        self, requests: int, asked: int, accepted: Mapping[int, int], seconds: float | None, prompt: int = 0
+    ) -> Change | None:
+        """Tell of a step of so many ``requests`` that decoded and drafted ``asked`` tokens. ``accepted``: how many of
+        them accepted how many tokens of what the step before drafted. ``seconds`` since the step before, ``None`` where
+        that says nothing. ``prompt``: tokens of prompts that the step read too."""
         self._step += 1
         load = self._loads.get(requests.bit_length()) or self._begin(requests)
         verified = self._asked[-1] if self._asked else 0
         self._asked.append(asked)
         load.verified(verified, accepted)
+        seconds = load.prompts.note(asked, requests, prompt, seconds)
         if seconds is None:
             self._pass(load)
             return None

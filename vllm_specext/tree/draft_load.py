@@ -1,11 +1,12 @@
 """What is known of one range of running requests: what drafts of each size bring, and what steps with them cost."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp
 
 from vllm_specext.tree.acceptance import Acceptance
 from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.prompt_costs import PromptCosts
 from vllm_specext.tree.step_costs import StepCosts
 from vllm_specext.tree.timed_steps import TimedSteps
 
@@ -49,6 +50,7 @@ class DraftLoad:
     acceptance: Acceptance
     costs: StepCosts
     steps: TimedSteps
+    prompts: PromptCosts = field(default_factory=PromptCosts)
     current: int = 0
     """The size in use."""
     trying: int | None = None

@@ -30,6 +30,10 @@ OUTLIER = 4.0
 process)."""
 
 
+def about_as_many(requests: int, as_others: int) -> bool:
+    return abs(requests - as_others) <= as_others // 8
+
+
 def mean(seconds: list[float] | deque[float]) -> float:
     """Mean of what are no outliers."""
     limit = OUTLIER * median(seconds)
@@ -58,7 +62,7 @@ class Segment:
 
     def is_like(self, requests: int) -> bool:
         """Whether so many requests are about as many."""
-        return abs(requests - self.requests) <= self.requests // 8
+        return about_as_many(requests, self.requests)
 
 
 @dataclass(frozen=True)

@@ -43,38 +43,38 @@ class MeasuredDrafts:
         if known:
             logger.info("What steps with drafts take is known from an earlier start with the same settings.")
         self.choice = DraftChoice(tuple(lookup), sizes, full, first, slope, known)
-        self._before: tuple[float, int] | None = None
-        """When the step before ended and how many requests it had, if it only decoded."""
+        self._before: float | None = None
+        """When the step before ended, if the time since then is that of the next one."""
         self._had_room = False
         """Whether the step before made room for clients' trees."""
         self._said: dict[int, float] = {}
         """When the log last told of a load, by its first number of requests."""
         self.follow()
 
-    def note(self, scheduled: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> None:
-        """Take note that a step that was ``scheduled`` has ended; ``sampled`` are the tokens of each request."""
+    def note(self, scheduled: SchedulerOutput, names: Sequence[str], sampled: Sequence[Sequence[int]]) -> None:
+        """Take note that a step that was ``scheduled`` has ended; ``sampled`` are the tokens of each request, in the
+        order of ``names``."""
         now, requests = time.perf_counter(), len(scheduled.num_scheduled_tokens)
-        drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-        only_decodes = scheduled.total_num_scheduled_tokens == requests + drafted
         asked, others = scheduled.num_spec_tokens_to_schedule, others_in(scheduled)
-        # A client's tree is drafted after one step and verified in the next: neither says what our drafts bring.
         had_room, self._had_room = self._had_room, others is not None
-        only_decodes &= not (had_room or self._had_room)
-        before, self._before = self._before, (now, requests) if only_decodes else None
+        before, self._before = self._before, now if requests else None
         if not requests:
             return
-        if not only_decodes:
+        prompts = _prompts(scheduled)
+        if had_room or self._had_room or len(prompts) == requests:
+            # A client's tree is drafted after one step and verified in the next: neither says what our drafts bring.
+            # Nor does a step in which all read their prompts.
+            self._before = None if self._had_room else self._before
             self.choice.skip(requests, asked if others is None else others)
             self._follow_if_moved()
             return
-        # After a prefill or without requests for a while, the time since the step before says nothing. vLLM 0.33 drafts
-        # nothing where all requests end with the step, so that it says nothing of drafts either.
-        skips_drafts = getattr(scheduled, "skip_drafts", False)
-        seconds = None if before is None or before[1] != requests or skips_drafts else now - before[0]
-        emitted = Counter(map(len, sampled))
+        # vLLM 0.33 drafts nothing where all requests end with the step, so that it says nothing of drafts.
+        seconds = None if before is None or getattr(scheduled, "skip_drafts", False) else now - before
+        answers = (tokens for name, tokens in zip(names, sampled, strict=False) if name not in prompts)
+        emitted = Counter(map(len, answers if prompts else sampled))
         emitted.pop(0, None)
         accepted = {tokens - 1: count for tokens, count in emitted.items()}
-        change = self.choice.note(requests, asked, accepted, seconds)
+        change = self.choice.note(requests, asked, accepted, seconds, sum(prompts.values()))
         self._follow_if_moved()
         if change is not None:
             self._tell(change, now)
@@ -106,3 +106,12 @@ class MeasuredDrafts:
             change.nodes or "none",
             change.speed,
         )
+
+
+def _prompts(scheduled: SchedulerOutput) -> dict[str, int]:
+    """Requests that read a piece of their prompt in a step, and how many tokens."""
+    rows, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
+    new = {request.req_id for request in scheduled.scheduled_new_reqs}
+    if not new and scheduled.total_num_scheduled_tokens == len(rows) + sum(map(len, drafts.values())):
+        return {}
+    return {name: count for name, count in rows.items() if name in new or count != 1 + len(drafts.get(name, ()))}

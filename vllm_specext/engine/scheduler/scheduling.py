@@ -163,7 +163,8 @@ class DraftLimits(_Scheduler):
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.measured_drafts is not None:
-            self.measured_drafts.note(scheduler_output, model_runner_output.sampled_token_ids)
+            ended = model_runner_output.req_ids, model_runner_output.sampled_token_ids
+            self.measured_drafts.note(scheduler_output, *ended)
         return outputs
 
     def shutdown(self) -> None:
