@@ -75,6 +75,7 @@ class Asker:
     def __call__(self, prompt: Sequence[int], prediction: Sequence[int] | None = None) -> dict[str, Any]:
         """A greedy answer: its tokens, the passes of the target that it took after the prompt's, and seconds."""
         from vllm import SamplingParams
+        from vllm.inputs import tokens_input
 
         extra = None if prediction is None else {"prediction_token_ids": list(prediction)}
         params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True, detokenize=False, extra_args=extra)
@@ -83,7 +84,7 @@ class Asker:
         tokens: list[int] = []
         before = self.engine.counted()
         start = time.thread_time()
-        engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
+        engine.add_request(name, tokens_input(list(prompt)), params)
         while not tokens:
             for output in engine.step():
                 steps += 1

@@ -72,10 +72,11 @@ def profile(name: str) -> dict[str, Any]:
 def measure(engine: Any, batch: int, stopwatch: Stopwatch, functions: Iterable[Watched]) -> dict[str, Any]:
     """The steps after those that read the prompts."""
     from vllm import SamplingParams
+    from vllm.inputs import tokens_input
 
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     for request in range(batch):
-        engine.add_request(str(request), {"prompt_token_ids": [1 + request, *PROMPT]}, params)
+        engine.add_request(str(request), tokens_input([1 + request, *PROMPT]), params)
     begun, emitted = stopwatch.clock(), dict[str, int]()
     while len(emitted) < batch:
         emitted |= {output.request_id: len(output.outputs[0].token_ids) for output in engine.step()}

@@ -69,11 +69,12 @@ class Run:
     def _ask(self, context: int) -> None:
         """Another request, named by its number, with a prompt of its own."""
         from vllm import SamplingParams
+        from vllm.inputs import tokens_input
 
         ids = [(17 * self.asked + place) % self.vocabulary for place in range(context)]
         room = self.max_model_len - context - 1
         params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True, detokenize=False)
-        self.engine.add_request(str(self.asked), {"prompt_token_ids": ids}, params)
+        self.engine.add_request(str(self.asked), tokens_input(ids), params)
         self.asked += 1
 
     def _replace_the_oldest(self, context: int) -> None:

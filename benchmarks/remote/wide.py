@@ -33,11 +33,13 @@ class WideVerifier:
     async def verify(
         self, text: list[int], tree: Drafted, sampling: Sampling, form: RowFormat, first_row: int, extra: int
     ) -> Outcome:
+        from vllm.inputs import tokens_input
+
         from vllm_specext.engine.clients.verifier import TAKE, Answer, params_for
 
         ticket, params = params_for(tree, sampling, self.own, first_row, extra)
         engine = self.llm.llm_engine
-        engine.add_request(ticket, {"prompt_token_ids": text}, params)
+        engine.add_request(ticket, tokens_input(text), params)
         answer = Answer(tree, extra)
         while engine.has_unfinished_requests():
             for output in engine.step():
