@@ -65,7 +65,7 @@ def serve(engine: Any, clock: list[float], steps: int, level: float, right: int)
         told.append(asked)
         prompts = sum(count for name, count in output.num_scheduled_tokens.items() if count != 1 + rows[name])
         alone += not prompts
-        clock[0] += 1.0 + level * asked + 0.01 * prompts
+        clock[0] += 1.0 + level * asked + 0.003 * prompts
         deliver(engine, output, 1 + right)
         engine.update_draft_token_ids(DraftTokenIds(list(engine.requests), [[7] * asked for _ in engine.requests]))
     assert alone < 0.25 * steps

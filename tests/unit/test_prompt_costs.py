@@ -7,7 +7,7 @@ import pytest
 
 from vllm_specext.tree.prompt_costs import NEEDED, PromptCosts
 
-BASE, TOKEN = 0.010, 2e-5
+BASE, TOKEN = 0.010, 1e-5
 """Seconds of a step without prompts, and of a prompt's token."""
 
 

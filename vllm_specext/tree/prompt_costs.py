@@ -17,9 +17,9 @@ FEWEST = 32
 NEEDED, REMEMBERED = 6, 64
 """Guesses before the first answer, and those that are kept."""
 
-MOST = 0.75
-"""Share of a step above which prompts hide what decoding takes: a tenth too much for them is three tenths too little
-for it then."""
+MOST = 0.5
+"""Share of a step above which prompts hide what decoding takes: from there on, what is too much for them is more than
+as much too little for it. A machine that is slow for a while makes both wrong until the guesses have followed."""
 
 
 @dataclass(frozen=True)
