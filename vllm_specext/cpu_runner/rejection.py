@@ -189,7 +189,7 @@ def rejection_sample(
     if contexts is not None:
         raise NotImplementedError("watermarking is set, but model runner V2 on CPU without Triton has no watermarks")
     if fly_window_size:
-        raise NotImplementedError("rejection_sample_method is fly, which model runner V2 on CPU without Triton has not")
+        raise NotImplementedError("rejection_sample_method is fly, which model runner V2 on CPU without Triton lacks")
     assert synthetic_conditional_rates is None or not use_block_verification
     starts = cu_num_logits.numpy()
     num_reqs = len(starts) - 1
