@@ -101,16 +101,16 @@ def gumbel_sample(
     """
     slots = expanded_idx_mapping.numpy()
     is_real = slots >= 0
+    seed = seeds.numpy()[slots]
     if logits_cache is not None:
         assert logits_cache_source is not None
         assert logits_cache_col is not None
         real = torch.from_numpy(np.flatnonzero(is_real))
         column = logits_cache_col[real] if PER_TOKEN_COL else logits_cache_col
         logits_cache[expanded_idx_mapping[real], column, :vocab_size] = logits_cache_source[real]
+        if noise_depends_on_step():
+            seed = noise.seed_of_step(seed, logits_cache_col.numpy())
 
-    seed = seeds.numpy()[slots]
-    if logits_cache_col is not None and noise_depends_on_step():
-        seed = noise.seed_of_step(seed, logits_cache_col.numpy())
     position = pos.numpy() + noise.DRAFT_POSITION_SALT if IS_DRAFTING else pos.numpy()
     row_temperatures = np.where(is_real, temperatures.numpy()[slots], np.float32(0.0))
     # `draw` overwrites its scores, but only to draw: greedy rows alone need no copy.

@@ -48,8 +48,11 @@ def test_drawn_tokens(
     )
 
 
-@given(steps(drafts=False), temperatures, st.booleans())
-def test_drafted_tokens_and_their_logits_are_kept(step: Step, temperature: torch.Tensor, per_token: bool) -> None:
+@given(steps(drafts=False), temperatures, st.booleans(), st.booleans())
+def test_drafted_tokens_and_their_logits_are_kept(
+    step: Step, temperature: torch.Tensor, per_token: bool, keeps: bool
+) -> None:
+    """Without logits to keep, the place in the draft counts for nothing."""
     logits = step.logits(step.num_reqs, VOCAB, scale=0.3)
     mapping = step.idx_mapping.clone()
     mapping[-1] = -1
@@ -63,7 +66,7 @@ def test_drafted_tokens_and_their_logits_are_kept(step: Step, temperature: torch
         temperature,
         step.seeds(),
         step.tokens(step.num_reqs, dtype=torch.int64),
-        step.logits(MAX_REQS, MAX_DRAFTS, VOCAB + 3),
+        step.logits(MAX_REQS, MAX_DRAFTS, VOCAB + 3) if keeps else None,
         column,
     )
 
