@@ -1,5 +1,8 @@
 """The bodies of a kernel that tests run: in torch, in C++ on a CPU, and in Triton on a GPU."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,7 +27,14 @@ def choose(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fill_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have memory that is to be written hold something else first."""
-    stock, stock_empty = Tensor.new_empty, torch.empty
-    monkeypatch.setattr(Tensor, "new_empty", lambda *args, **kwargs: stock(*args, **kwargs).fill_(-77))
-    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: stock_empty(*args, **kwargs).fill_(-77))
+    """Have memory that is to be written hold something else first: NaN, which a weight of 0 does not cancel, or -77."""
+    for owner, name in [(Tensor, "new_empty"), (torch, "empty"), (torch, "empty_like")]:
+        monkeypatch.setattr(owner, name, _filled(getattr(owner, name)))
+
+
+def _filled(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def make_filled(*args: Any, **kwargs: Any) -> Tensor:
+        tensor = make(*args, **kwargs)
+        return tensor.fill_(torch.nan if tensor.is_floating_point() else -77)
+
+    return make_filled

@@ -1,9 +1,13 @@
 """How keys and values may lie in a cache: views ``[pages, Hkv, page size, D]`` of ``[pages, Hkv, page size, 2 D]``."""
 
+import mmap
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+MAP_NORESERVE = 0x4000
+"""Linux's, which Python's module names from 3.13 on."""
 
 Layout = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -25,3 +29,17 @@ def transposed_keys(cache: Tensor) -> tuple[Tensor, Tensor]:
 def token_major(cache: Tensor) -> tuple[Tensor, Tensor]:
     """Pages that hold all heads of a token together."""
     return halves(torch.empty_like(cache.transpose(1, 2)).transpose(1, 2))
+
+
+def far_apart(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """A GPU's pages over 2^32 elements, so that half of them begin later than an int32 counts. Nobody touches what lies
+    between, and a CPU has no memory for it."""
+    step = 2**32 // (len(cache) - 1) // 64 * 64
+    count = (len(cache) - 1) * step + cache[0].numel()
+    if cache.is_cuda:
+        room = cache.new_empty(count)
+    else:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        pages = mmap.mmap(-1, count * cache.element_size(), flags=flags)
+        room = torch.frombuffer(pages, dtype=torch.uint8).view(cache.dtype)
+    return halves(room.as_strided(cache.shape, (step, *cache.stride()[1:])))

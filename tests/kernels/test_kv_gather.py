@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from bodies import BODIES, choose
-from cache_layouts import Layout, halves, token_major, transposed_keys
+from cache_layouts import Layout, far_apart, halves, token_major, transposed_keys
 from test_kv_compaction import PAGE_SIZE, PAGES, caches, copied_to_gpu, same
 from torch import Tensor
 
@@ -58,6 +58,11 @@ def test_rows_are_laid_out_by_layer_and_head_key_before_value(
     assert gathered.dtype == dtype
     assert gathered.shape == (7, layers, heads, 2, width)
     assert same(gathered, expected(views, slots))
+
+
+def test_rows_come_from_caches_that_an_int32_does_not_count(run: Gather) -> None:
+    views, slots = caches(far_apart, torch.int64), torch.randperm(SLOTS)
+    assert same(run(views, slots), expected(views, slots))
 
 
 def test_padded_tokens_are_zero_and_nothing_is_read_for_them(run: Gather, layout: Layout) -> None:

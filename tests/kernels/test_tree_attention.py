@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from bodies import BODIES, choose
-from cache_layouts import Layout, halves, token_major, transposed_keys
+from cache_layouts import Layout, far_apart, halves, token_major, transposed_keys
 from torch import Tensor
 
 from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
@@ -156,7 +156,7 @@ def test_heads_share_the_keys_of_their_group(heads: int, kv_heads: int) -> None:
     close(make(**MIXED, heads=heads, kv_heads=kv_heads))
 
 
-@pytest.mark.parametrize("layout", [halves, transposed_keys, token_major])
+@pytest.mark.parametrize("layout", [halves, transposed_keys, token_major, far_apart])
 def test_caches_may_have_any_strides(layout: Layout) -> None:
     close(make(**MIXED, layout=layout))
 

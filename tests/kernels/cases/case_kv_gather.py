@@ -1,7 +1,8 @@
-"""The Triton kernel of the gather through every test of the gather."""
+"""The Triton kernel of the gather through every test of the gather, on memory that held something else."""
 
 import pytest
 import torch
+from bodies import fill_new_memory
 from cache_layouts import Layout, halves, token_major
 from test_kv_compaction import caches
 from test_kv_gather import *  # noqa: F403
@@ -12,7 +13,8 @@ from vllm_specext.kernels.pointers import Caches
 
 
 @pytest.fixture
-def run() -> Gather:
+def run(monkeypatch: pytest.MonkeyPatch) -> Gather:
+    fill_new_memory(monkeypatch)
     return lambda views, slots: kernel.gather(Caches(views), slots)
 
 

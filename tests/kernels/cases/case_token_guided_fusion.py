@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
+from bodies import fill_new_memory
 from test_token_guided_fusion import *  # noqa: F403
 from test_token_guided_fusion import Case, close, make
 
@@ -31,6 +32,7 @@ def _rounds_to_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True, params=[1, 6])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the module's own: the kernels for so many processors."""
+    fill_new_memory(monkeypatch)
     run = partial(kernel.token_guided_fusion, processors=request.param)
     monkeypatch.setattr(Case, "implementation", staticmethod(run))
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from bodies import fill_new_memory
 from gpus import H100
 from test_tree_attention import *  # noqa: F403
 from test_tree_attention import MIXED, Case, close, make
@@ -28,6 +29,7 @@ def attend(*tensors: Any, runs: int, **arguments: Any) -> None:
 @pytest.fixture(autouse=True, params=[5])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the module's own: the kernel with so many runs to share out, however short."""
+    fill_new_memory(monkeypatch)
     monkeypatch.setattr(kernel, "MIN_RUN", 1)
     monkeypatch.setattr(kernel, "MAX_SPLITS", 16)
     monkeypatch.setattr(Case, "implementation", staticmethod(partial(attend, runs=request.param)))

@@ -57,8 +57,11 @@ def _patch_lang_once(fn: Any) -> Any:
 
 interpreter._patch_lang = _patch_lang_once
 
+import sanitizer  # noqa: E402
 import vllm.v1.worker.cpu.shm  # noqa: E402, F401 - lets vLLM's pinned buffers live in plain memory
 from hypothesis import Phase, settings  # noqa: E402
+
+sanitizer.install()
 
 # The interpreter needs milliseconds per launch; the examples are the same in every run.
 settings.register_profile(
