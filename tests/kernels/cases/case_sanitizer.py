@@ -30,6 +30,12 @@ def _copy(from_ptr, to_ptr, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _fill(from_ptr, to_ptr, count, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    tl.store(to_ptr + place, tl.load(from_ptr + place, mask=place < count))
+
+
+@triton.jit
 def _shift(ptr, steps, BLOCK: tl.constexpr, WAITS: tl.constexpr):
     place = tl.arange(0, BLOCK)
     value = tl.load(ptr + place + steps)
@@ -76,6 +82,14 @@ def test_faults_are_found() -> None:
 def test_what_is_right_passes() -> None:
     for launch in RIGHT.values():
         launch(*numbers_and_room())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masked_loads_leave_garbage(dtype: torch.dtype) -> None:
+    numbers, room = torch.arange(64).to(dtype), torch.zeros(64, dtype=dtype)
+    _fill[1,](numbers, room, 60, BLOCK=64)
+    assert torch.equal(room[:60], numbers[:60])
+    assert room[60:].isnan().all()
 
 
 def _compact() -> None:

@@ -11,7 +11,8 @@ where
   tiles of one shape is excused, because one thread has it, unless tiles are so small that several warps hold copies;
 * one operation writes two values to one address.
 
-It sees addresses, as the interpreter does, and not how a compiler may change the order of operations.
+Where a load's mask is not set and it names no other value, it gives garbage. What a compiler may do to the order of
+operations is not seen.
 """
 
 import weakref
@@ -103,6 +104,11 @@ def _areas(tensors: Iterable[Any]) -> list[tuple[int, int]]:
     return found
 
 
+def _garbage(dtype: np.dtype) -> Any:
+    """What nobody may read."""
+    return np.array(np.nan if dtype.kind == "f" else -77).astype(dtype)  # bfloat16 is held as uint16: NaN there, too
+
+
 def install() -> None:
     """Watch every launch from now on of a kernel that is not vLLM's."""
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
@@ -131,10 +137,14 @@ def install() -> None:
         if _launch is not None:
             _launch.phase += 1
 
-    def watched_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
-        if _launch is not None:
-            _launch.note(pointers, mask)
-        return load(self, pointers, mask, *rest)
+    def watched_load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        if _launch is None:
+            return load(self, pointers, mask, other, *rest)
+        _launch.note(pointers, mask)
+        loaded = load(self, pointers, mask, other, *rest)
+        if other is None:  # the interpreter has zeros
+            loaded.data = np.where(mask.data, loaded.data, np.full_like(loaded.data, _garbage(loaded.data.dtype)))
+        return loaded
 
     def watched_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         if _launch is not None:
