@@ -12,7 +12,7 @@ TRAINING := build/train-demo
 export VENV FLAVOUR PYTHON PIP_OPTIONS TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all train-demo serve bench test test-all test-fast test-tritons lint format docs clean
+.PHONY: help setup demo demo-all train-demo serve bench test test-all test-fast test-tritons test-sanitized lint format docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,12 @@ test-tritons: setup ## Compile the kernels for every GPU with the Triton of othe
 	  echo "Triton $$version"; \
 	  PYTHONPATH=build/triton/$$version $(PYTEST) -m "" $(COMPILED) $(PYTEST_ARGS); \
 	done
+
+# Tensors lie in memory that the preloaded library hands out, so that leaving one is noticed.
+PRELOADED = $(shell g++ -print-file-name=libasan.so):$(shell g++ -print-file-name=libubsan.so)
+test-sanitized: setup ## Run the tests of the bodies in C++ with the compiler's checks of addresses and arithmetic (g++)
+	@env CXX=scripts/sanitizing_cxx.sh XDG_CACHE_HOME=$(CURDIR)/build/sanitized OMP_NUM_THREADS=2 \
+	  LD_PRELOAD=$(PRELOADED) ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -k C++ tests/kernels $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .
