@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +35,7 @@ class PartProcess:
                 env=os.environ | {gate.VARIABLE: str(self._gate)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # which ends with this process, however it does
                 start_new_session=True,
             )
 
@@ -68,13 +69,29 @@ class PartProcess:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def _last_lines(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").rstrip().splitlines()[-LOG_LINES:])
 
 
+def end_with_suite() -> None:
+    """In the part's own process: have it end, with all that it starts, when the suite does. A suite that is killed, as
+    at the end of a command's time, would leave engines that wait for it and hold the GPU's memory."""
+    if gate.VARIABLE in os.environ:
+        threading.Thread(target=_wait_for_the_end, daemon=True).start()
+
+
+def _wait_for_the_end() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
 def write_rows(part: Part, path: Path) -> None:
     """What runs in the part's own process: a line per row, on disk before the next is measured."""
+    end_with_suite()
     with path.open("w") as file:
         for row in part.rows():
             file.write(json.dumps(row) + "\n")

@@ -1,5 +1,6 @@
 """Parts of the GPU suite that start side by side and are measured alone."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -139,29 +140,33 @@ def test_a_process_says_that_it_is_ready_and_waits_at_its_gate(tmp_path: Path, m
         assert started.communicate(timeout=60)[0] == "measured\n"
 
 
-def test_a_process_whose_suite_has_ended_does_not_wait(tmp_path: Path) -> None:
-    """Its parent ends at once; what it leaves then is written by another parent's child."""
-    ended = tmp_path / "ended"
+def test_a_process_ends_with_a_suite_that_is_killed(tmp_path: Path) -> None:
+    own = "from benchmarks.gpu_suite.part_process import end_with_suite as end; end()"
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{own}; import time; time.sleep(600)'\n")
+    script.chmod(0o700)
     program = f"""
-import os, time
-from pathlib import Path
-from benchmarks.gpu_suite import gate
+import os, signal, sys
+from benchmarks.gpu_suite import parts
+from benchmarks.gpu_suite.part_process import PartProcess
 
-if os.fork():
-    while not (Path({str(tmp_path)!r}) / gate.READY).exists():
-        time.sleep(0.01)
-    os._exit(0)
-try:
-    gate.wait()
-except SystemExit:
-    Path({str(ended)!r}).touch()
+sys.executable = {str(script)!r}
+print(PartProcess(parts.PARTS[0])._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
 """
-    environment = {gate.VARIABLE: str(tmp_path), "PATH": ""}
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=environment)
+    suite = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert suite.returncode == -signal.SIGKILL
     end = time.monotonic() + 60
-    while not ended.exists() and time.monotonic() < end:
+    while (still := is_running(int(suite.stdout))) and time.monotonic() < end:
         time.sleep(gate.PAUSE)
-    assert ended.exists()
+    assert not still
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_without_a_suite_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
