@@ -114,7 +114,7 @@ class Measurement:
         from vllm_specext.remote.sessions import Sessions
 
         clock, form = asyncio.get_running_loop().time, wire(self.own)
-        limits = Welcome(0, "bundled", self.bundle.vocab_size, 512, 62, 6, token_ms)
+        limits = Welcome(0, "bundled", self.bundle.vocab_size, 512, 62, 6)
         verifier: Any = WideVerifier(self.engine.llm, self.own, token_ms / 1000, asyncio.sleep)
         if not name.startswith("MoA"):
             verifier = NoRows(verifier)

@@ -50,7 +50,7 @@ class WideVerifier:
         wide = form.pack(keys.repeat(1, TIMES, 1), values.repeat(1, TIMES, 1)).numpy().tobytes()
         seconds = self.token_seconds * (VERIFY + extra)
         await self.sleep(seconds)
-        return Outcome(answer.tokens, wide, 1000 * seconds, 0.0)
+        return Outcome(answer.tokens, wide, 1000 * seconds)
 
 
 def own_heads(drafter: Any, heads: int) -> Any:

@@ -88,7 +88,7 @@ class Verifier:
         (output,) = self.llm.generate({"prompt_token_ids": text}, params, use_tqdm=False)
         (rows,) = self.llm.collective_rpc(TAKE, args=(ticket,))
         await asyncio.sleep(0.01)
-        return Outcome(list(output.outputs[0].token_ids), rows, 10.0, 0.0)
+        return Outcome(list(output.outputs[0].token_ids), rows, 10.0)
 
 
 async def sessions(llm: Any, spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ async def sessions(llm: Any, spec: dict[str, Any]) -> list[dict[str, Any]]:
     vocabulary, length = config.model_config.get_vocab_size(), config.model_config.max_model_len
     options = config.speculative_config.options
     layer = runner.model_runner(llm).speculator.verified_attention
-    limits = Welcome(0, "bundled", vocabulary, length, options.num_speculative_tokens, options.tree_depth, 10.0)
+    limits = Welcome(0, "bundled", vocabulary, length, options.num_speculative_tokens, options.tree_depth)
     ends = frozenset(ends_of(config.model_config))
     sizes = (layer.num_kv_heads, layer.head_size)
     clock = asyncio.get_running_loop().time

@@ -212,7 +212,7 @@ class ToyTarget:
         keys = read[:, None, None].expand(-1, 1, 2)
         values = torch.arange(first_row, first_row + len(read), dtype=torch.float32)[:, None, None].expand(-1, 1, 2)
         seconds = self.seconds + self.token_seconds * extra
-        return Outcome(said, form.pack(keys, values).numpy().tobytes(), 1000 * seconds, 0.0)
+        return Outcome(said, form.pack(keys, values).numpy().tobytes(), 1000 * seconds)
 
 
 @dataclass
@@ -255,7 +255,7 @@ class ToyDrafter:
 
 
 def serve(target: ToyTarget, max_length: int = 4096) -> Served:
-    limits = Welcome(0, "toy", VOCABULARY, max_length, 62, 6, 10.0)
+    limits = Welcome(0, "toy", VOCABULARY, max_length, 62, 6)
     loop = asyncio.get_running_loop()
     return Served(limits, FINGERPRINT, 1, 2, frozenset({END}), Sessions(max_length, loop.time), target)
 

@@ -13,6 +13,7 @@ from vllm_specext.remote import protocol
 from vllm_specext.remote.drafted import Drafted
 from vllm_specext.remote.protocol import (
     MAX_FRAME,
+    PROTOCOL,
     Close,
     Error,
     Hello,
@@ -33,7 +34,7 @@ from vllm_specext.remote.protocol import (
 from vllm_specext.remote.rows import FLOAT16, INT8, RowFormat
 
 SESSION, DIGEST = bytes(range(16)), b"\xff" * 8
-LIMITS = Welcome(0, "target", 2048, 1024, 62, 6, 7.0)
+LIMITS = Welcome(0, "target", 2048, 1024, 62, 6)
 
 
 def verify(ids: list[int], parents: list[int]) -> Verify:
@@ -42,7 +43,7 @@ def verify(ids: list[int], parents: list[int]) -> Verify:
 
 TREE = verify([5, 9, 5, 7, 8], [0, 0, 1, 1, 3])
 CLIENTS: list[Any] = [
-    Hello(0, 1, "ab" * 32, "int8"),
+    Hello(0, PROTOCOL, "ab" * 32, "int8"),
     Open(1, SESSION, 200, DIGEST, 64, Sampling(7, temperature=0.7, top_p=0.9), 180),
     Tokens(2, SESSION, 0, ids_to_bytes(range(200))),
     TREE,
@@ -52,7 +53,7 @@ SERVERS: list[Any] = [
     LIMITS,
     Need(1, 40),
     Rows(2, 0, bytes(264)),
-    Verified(300, 200, ids_to_bytes([5, 7, 100]), 198, bytes(3 * 264), "", 12.5, 0.0),
+    Verified(300, 200, ids_to_bytes([5, 7, 100]), 198, bytes(3 * 264), "", 12.5),
     Error(9, "busy", "the queue is full.", 500.0),
 ]
 
@@ -74,8 +75,8 @@ def test_an_answer_takes_four_bytes_for_a_token_and_its_rows(accepted: int) -> N
     form = RowFormat(2, 64, INT8)
     assert form.size == 2 * 2 * 64 + 2 * 2 * 2
     rows = bytes((accepted + 1) * form.size)
-    message = Verified(300, 200, ids_to_bytes([1] * (accepted + 1)), 199, rows, "", 12.5, 0.5)
-    around = 1 + len(b"_verified") + (1 + 2) + 2 + 2 + 2 + 1 + 9 + 9
+    message = Verified(300, 200, ids_to_bytes([1] * (accepted + 1)), 199, rows, "", 12.5)
+    around = 1 + len(b"_verified") + (1 + 2) + 2 + 2 + 2 + 1 + 9
     assert len(encode(message)) == around + (3 if len(rows) > 255 else 2) + 1 + 4 * (accepted + 1) - 1 + len(rows)
 
 
@@ -105,8 +106,8 @@ def test_what_is_no_tree_is_refused_in_a_sentence(name: str) -> None:
 @pytest.mark.parametrize(
     ("frame", "sentence"),
     [
-        (b"", "no message of protocol 1"),
-        (b"\xc1", "no message of protocol 1"),
+        (b"", f"no message of protocol {PROTOCOL}"),
+        (b"\xc1", f"no message of protocol {PROTOCOL}"),
         (msgspec.msgpack.encode(["verify", 1]), "no message"),
         (msgspec.msgpack.encode(["nothing", 1]), "no message"),
         (msgspec.msgpack.encode(["close", 1, b"short"]), "no message"),

@@ -25,6 +25,7 @@ from tests.unit.remote_link import (
 from vllm_specext.remote import sessions
 from vllm_specext.remote.connection import LinkLost
 from vllm_specext.remote.protocol import (
+    PROTOCOL,
     Error,
     Hello,
     Need,
@@ -50,7 +51,7 @@ def test_a_tree_that_is_sent_again_is_verified_once() -> None:
         end = await link.connect()
         text = [9, 10, 11]
         verify = Verify(5, bytes(16), 3, digest(text), b"", b"", 0)
-        await end.send(encode(Hello(1, 1, FINGERPRINT, "float16")))
+        await end.send(encode(Hello(1, PROTOCOL, FINGERPRINT, "float16")))
         await end.receive()
         opening = Open(2, bytes(16), 3, digest(text), 9, GREEDY, 3)
         await end.send(encode(opening))
@@ -65,7 +66,7 @@ def test_a_tree_that_is_sent_again_is_verified_once() -> None:
         answers = []
         for number in (6, 7):
             again = await link.connect()
-            await again.send(encode(Hello(1, 1, FINGERPRINT, "float16")))
+            await again.send(encode(Hello(1, PROTOCOL, FINGERPRINT, "float16")))
             await again.receive()
             await again.send(encode(opening))
             assert isinstance(from_server(await again.receive()), Need)
@@ -75,6 +76,19 @@ def test_a_tree_that_is_sent_again_is_verified_once() -> None:
         assert all(isinstance(one, Verified) and one.length == 3 for one in answers)
         assert answers[0].ids == answers[1].ids == ids_to_bytes([next_token(text, GREEDY)])
         assert target.asked == 1
+
+    run(main())
+
+
+def test_a_client_of_another_protocol_is_told_so() -> None:
+    async def main() -> None:
+        link = Link(LAN, lambda: serve(ToyTarget()))
+        end = await link.connect()
+        await end.send(encode(Hello(1, PROTOCOL - 1, FINGERPRINT, "int8")))
+        answer = from_server(await end.receive())
+        link.end()
+        assert isinstance(answer, Error)
+        assert f"speaks protocol {PROTOCOL - 1}, but the server protocol {PROTOCOL}" in answer.sentence
 
     run(main())
 
@@ -90,7 +104,7 @@ def test_sessions_belong_to_a_user_and_are_not_many() -> None:
         async def said(key: str, *messages: Any) -> Any:
             link = Link(LAN, lambda: served, key=key)
             end = await link.connect()
-            for message in (Hello(1, 1, FINGERPRINT, "int8"), *messages):
+            for message in (Hello(1, PROTOCOL, FINGERPRINT, "int8"), *messages):
                 await end.send(encode(message))
                 answered = from_server(await end.receive())
             link.end()
@@ -134,7 +148,7 @@ def test_answers_that_may_be_asked_for_again_have_a_bound(monkeypatch: pytest.Mo
         async def asked(name: int) -> Any:
             return await said(Verify(1, bytes([name] * 16), 3, digest(text), b"", b"", 0))
 
-        await said(Hello(1, 1, FINGERPRINT, "float16"))
+        await said(Hello(1, PROTOCOL, FINGERPRINT, "float16"))
         for name in range(3):
             await said(Open(1, bytes([name] * 16), 3, digest(text), 9, GREEDY, 3))
             await said(Tokens(1, bytes([name] * 16), 0, ids_to_bytes(text)))
@@ -153,7 +167,7 @@ def test_a_session_has_so_many_trees_verified_in_a_second() -> None:
         served = serve(target)
         link = Link(LAN, lambda: served)
         end = await link.connect()
-        await end.send(encode(Hello(1, 1, FINGERPRINT, "float16")))
+        await end.send(encode(Hello(1, PROTOCOL, FINGERPRINT, "float16")))
         await end.receive()
         text = [9, 10, 11]
         opening = Open(2, bytes(16), 3, digest(text), 4000, GREEDY, 3)

@@ -194,7 +194,7 @@ class Answer:
             raise RefusedError("the server answers something else than it was asked.")
         tokens = ids_from_bytes(told.ids, limits.vocabulary).tolist()
         if measured:
-            pace.took(plain, len(tokens), clock() - begun, (told.server_ms + told.queue_ms) / 1000)
+            pace.took(plain, len(tokens), clock() - begun, told.server_ms / 1000)
         right = 0
         while right < min(len(tokens), len(alone)) and tokens[right] == alone[right]:
             right += 1

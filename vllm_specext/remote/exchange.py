@@ -79,7 +79,7 @@ class Exchange:
             await self._connection.close()
             raise LinkLost("the server has not answered in time.") from None
         if isinstance(answer, Verified):
-            self._waiting.took(clock() - begun, (answer.server_ms + answer.queue_ms) / 1000)
+            self._waiting.took(clock() - begun, answer.server_ms / 1000)
         return answer
 
     async def _answer(self, number: int, heard: Callable[[], None]) -> FromServer:

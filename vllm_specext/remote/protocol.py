@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from vllm_specext.errors import ConfigurationError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME = 64 << 10
 """Bytes of a client's frame."""
 MAX_NODES = 128
@@ -125,8 +125,6 @@ class Welcome(Message, frozen=True, tag="welcome"):
     """Of a text with its answer."""
     max_nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)]
     max_levels: Annotated[int, Meta(ge=1, le=MAX_NODES)]
-    token_ms: Milliseconds
-    """The time of a token without drafts, measured of late."""
 
 
 class Need(Message, frozen=True, tag="need"):
@@ -163,7 +161,7 @@ class Verified(Message, frozen=True, tag="verified"):
     finish: Annotated[str, Meta(pattern="^(|stop|length)$")]
     """Why the answer has ended; empty where it goes on."""
     server_ms: Milliseconds
-    queue_ms: Milliseconds
+    """From the question to the engine until its answer, with what it waited for others."""
 
 
 class Error(Message, frozen=True, tag="error"):

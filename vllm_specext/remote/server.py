@@ -175,7 +175,7 @@ class Conversation:
             tokens = tokens[: ended[0] + 1]
         session.text += tokens
         rows = found.rows[: (len(session.text) - 1 - session.first) * form.size]
-        return Outcome(tokens, rows, found.server_ms, found.queue_ms, finish)
+        return Outcome(tokens, rows, found.server_ms, finish)
 
 
 async def _until_done(session: Session, message: Open | Verify) -> AsyncIterator[Working]:
@@ -195,6 +195,4 @@ def _told(message: Verify, outcome: Outcome, first: int, form: RowFormat) -> Ite
         yield Rows(message.number, first, rows[:piece])
         rows, first = rows[piece:], first + ROWS_AT_ONCE
     ids = ids_to_bytes(outcome.tokens)
-    yield Verified(
-        message.number, message.length, ids, first, rows, outcome.finish, outcome.server_ms, outcome.queue_ms
-    )
+    yield Verified(message.number, message.length, ids, first, rows, outcome.finish, outcome.server_ms)

@@ -15,7 +15,7 @@ class Outcome:
     rows: bytes
     """Of the tokens from the asked one on to the last that the target has read: of all but the last of ``tokens``."""
     server_ms: float
-    queue_ms: float
+    """From the question to the engine until its answer, with what it waited for others."""
     finish: str = ""
     """Why the answer ends with them: "stop" or "length"; the session's to say."""
 

@@ -52,7 +52,7 @@ def served_by(engine_client: Any) -> Served:
     layer = config.draft_overrides["moa_shape"]["cross_attention"]
     nodes = min(config.num_speculative_tokens, MAX_NODES)
     limits = Welcome(0, str(model.served_model_name)[:200], model.get_vocab_size(), model.max_model_len, nodes,
-                     min(config.tree.depth, nodes), 0.0)  # fmt: skip
+                     min(config.tree.depth, nodes))  # fmt: skip
     return Served(
         limits,
         fingerprint(Path(config.model) / SAFETENSORS),

@@ -93,4 +93,4 @@ class EngineVerifier:
         finally:
             await outputs.aclose()
         (rows,) = await self._engine.collective_rpc(TAKE, args=(ticket,))
-        return Outcome(answer.tokens, rows, 1000 * (time.monotonic() - begun), 0.0)
+        return Outcome(answer.tokens, rows, 1000 * (time.monotonic() - begun))
