@@ -62,9 +62,10 @@ test-tritons: setup ## Compile the kernels for every GPU with the Triton of othe
 
 # Tensors lie in memory that the preloaded library hands out, so that leaving one is noticed.
 PRELOADED = $(shell g++ -print-file-name=libasan.so):$(shell g++ -print-file-name=libubsan.so)
-test-sanitized: setup ## Run the tests of the bodies in C++ with the compiler's checks of addresses and arithmetic (g++)
+test-sanitized: setup ## Test the bodies in C++ with g++'s checks of addresses and arithmetic, and engines on memory full of NaN
 	@env CXX=scripts/sanitizing_cxx.sh XDG_CACHE_HOME=$(CURDIR)/build/sanitized OMP_NUM_THREADS=2 \
-	  LD_PRELOAD=$(PRELOADED) ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -k C++ tests/kernels $(PYTEST_ARGS)
+	  LD_PRELOAD=$(PRELOADED) ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -k C++ tests/kernels
+	@FILL_NEW_MEMORY=1 $(PYTEST) tests/engine $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .
