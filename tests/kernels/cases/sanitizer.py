@@ -5,7 +5,7 @@ order and at the same time, and the warps of a program only wait for each other 
 the interpreter's order passes every comparison here. This keeps a list of what each program reads and writes, and fails
 where
 
-* an address lies in no tensor that the launch was given, nor in a cache behind a table of addresses;
+* an address lies neither in a tensor that the launch was given nor in a cache that a table of addresses names;
 * one program writes what another reads or writes;
 * one operation of a program writes what another one reads or writes, with no barrier between them. The same place of
   tiles of one shape is excused, because one thread has it, unless tiles are so small that several warps hold copies;
