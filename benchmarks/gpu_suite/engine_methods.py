@@ -26,14 +26,14 @@ class Load:
 
 LOADS = (
     *(Load(requests, 1024) for requests in (1, 4, 16, 64)),
-    *(Load(requests, 8192) for requests in (1, 4, 16)),
+    *(Load(requests, 8192) for requests in (1, 4, 8)),
     Load(1, 32768),
     Load(16, 1024, arriving=True),
 )
 
 
-MEBIBYTES = 44 << 10
-"""Memory of a GPU that an engine with Llama-3-8B takes: 15 GiB of weights, 20 of keys and values, a drafter, graphs."""
+MEBIBYTES = 40 << 10
+"""Memory of a GPU that an engine with Llama-3-8B takes: 15 GiB of weights, 14 of keys and values, a drafter, graphs."""
 
 
 @dataclass(frozen=True)
