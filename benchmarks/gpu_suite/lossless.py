@@ -2,7 +2,7 @@
 
 The bundled models in float32 answer the requests of ``tests/engine``, greedy and seeded, in an engine of its own for
 each configuration and several engines at a time. Where drafts are drawn, only the greedy ones are asked, because the
-others are the same in their distribution alone. The last row is a deliberate fault, which has to be noticed.
+others are the same in their distribution alone. One row is a deliberate fault, which has to be noticed.
 """
 
 import json
@@ -74,6 +74,7 @@ def configurations() -> dict[str, Configuration]:
         "plain": Configuration(against=None),
         "plain in graphs": Configuration(IN_GRAPHS, against=None),
         "griffin chain": Configuration({"speculative_config": CHAIN}),
+        "griffin tree, a wrong mask bit": Configuration(tree(24, 4), fault="flip_an_ancestor_bit"),
         "griffin tree, fewer tokens to draft from": Configuration(small(tree(24, 4))),
         "predictions": Configuration({"speculative_config": {"method": "given", "adaptive_drafts": False}}),
         **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in (trees | own).items()},
@@ -81,7 +82,6 @@ def configurations() -> dict[str, Configuration]:
             f"{name} in graphs": Configuration(llm | IN_GRAPHS, "plain in graphs", greedy_only=name == "slrs")
             for name, llm in (trees | own).items()
         },
-        "griffin tree, a wrong mask bit": Configuration(tree(24, 4), fault="flip_an_ancestor_bit"),
     }
 
 

@@ -2,11 +2,13 @@
 
 The first line lists the tests that are to run, ``{"tests": [...]}``; every other line is
 ``{"test": name, "outcome": "passed" | "failed" | "skipped", "message": text}``. Where several workers run, it is their
-controller that writes.
+controller that writes. A worker whose GPU context is broken ends, and pytest starts another: all its other tests would
+fail as well, and at once, so that it would take those of all other workers too.
 """
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +57,30 @@ class Log:
 
 def _shortened(report: pytest.CollectReport | pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = report.longreprtext if crash is None else crash.message
-    return text[-MOST_CHARACTERS:]
+    return report.longreprtext[-MOST_CHARACTERS:] if crash is None else crash.message[:MOST_CHARACTERS]
+
+
+class Worker:
+    @pytest.hookimpl(trylast=True)  # after the controller was told
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and is_broken():
+            os._exit(1)
+
+
+def is_broken() -> bool:
+    """Whether nothing can run on the GPU any more in this process, as after a wrong address."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Worker())
+    else:
         config.pluginmanager.register(Log(Path(os.environ[VARIABLE])))

@@ -9,8 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the V2 runner
 from torch import Tensor
+from vllm.platforms import current_platform
+
+if current_platform.is_cpu():
+    # There it has to come before the V2 runner. On a GPU it would take away torch's streams and Triton's barriers.
+    import vllm.v1.worker.cpu.shm  # noqa: F401
 
 from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
 from vllm_specext.engine.requests import Drafting

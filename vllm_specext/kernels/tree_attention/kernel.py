@@ -31,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_specext.kernels.tree_attention.naive import TreeRows
-from vllm_specext.kernels.tree_attention.tiles import MAX_SPLITS, MIN_RUN, Launch, row_tiles
+from vllm_specext.kernels.tree_attention.tiles import MAX_SPLITS, MIN_RUN, Launch, merge_blocks, row_tiles
 
 LOG2_E = math.log2(math.e)
 
@@ -270,31 +270,43 @@ def _tree_attention_kernel(
 @triton.jit(do_not_specialize=["requests"])
 def _merge_kernel(
     partial_ptr, lse_ptr, counts_ptr, out_ptr, start_ptr, stride_out_row, stride_out_head, stride_out_dim, requests,
-    GROUPS: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_R: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """``out = sum_s partial_s 2^(lse_s - lse)``. Grid ``(KV_HEADS, rows of a request, requests in several runs)``."""
+    """``out = sum_s partial_s 2^(lse_s - lse)``. Grid ``(blocks of heads, rows of a request, requests in several runs)``.
+    A thread has the same numbers of all runs, so that none waits for another."""
     counts = tl.load(counts_ptr + tl.arange(0, BLOCK_R))
     in_parts = tl.cumsum((counts > 1).to(tl.int32), 0)
     request = tl.sum((in_parts <= tl.program_id(2)).to(tl.int32), 0)
     if request >= requests:
         return
-    row, heads = tl.program_id(1), tl.num_programs(0) * GROUPS
+    row = tl.program_id(1)
     start = tl.load(start_ptr + request)
     if row >= tl.load(start_ptr + request + 1) - start:
         return
     first_run, splits = _of_request(counts, request, BLOCK_R)
-    split, dim = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
-    at = ((first_run + split).to(tl.int64) * tl.num_programs(1) + row) * heads
+    column = tl.arange(0, BLOCK_H * BLOCK_D)
+    head, dim = tl.program_id(0) * BLOCK_H + column // BLOCK_D, column % BLOCK_D
+    own = (head < HEADS) & (dim < HEAD_SIZE)
+    acc = tl.zeros([BLOCK_H * BLOCK_D], tl.float32)
+    top = tl.full([BLOCK_H * BLOCK_D], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_H * BLOCK_D], tl.float32)
+    for first in range(0, splits, BLOCK_S):
+        split = first + tl.arange(0, BLOCK_S)
+        there = (split < splits)[:, None] & own[None, :]
+        at = ((first_run + split).to(tl.int64) * tl.num_programs(1) + row)[:, None] * HEADS + head[None, :]
+        lse = tl.load(lse_ptr + at, mask=there, other=float("-inf"))
+        partial = tl.load(partial_ptr + at * HEAD_SIZE + dim[None, :], mask=there, other=0.0)
+        new_top = tl.maximum(top, tl.max(lse, 0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights, shrink = tl.exp2(lse - base[None, :]), tl.exp2(top - base)
+        # What a run that showed the row nothing should have written is anything, NaN too.
+        partial = tl.where(lse > float("-inf"), partial, 0.0)
+        acc = acc * shrink + tl.sum(partial * weights, 0)
+        total = total * shrink + tl.sum(weights, 0)
+        top = new_top
     out_ptr += (start + row).to(tl.int64) * stride_out_row
-    for group in tl.static_range(GROUPS):
-        head = tl.program_id(0) * GROUPS + group
-        lse = tl.load(lse_ptr + at + head, mask=split < splits, other=float("-inf"))
-        weights = tl.exp2(lse - tl.max(lse, 0))
-        # Runs that showed the row nothing have not been written.
-        mask = (lse > float("-inf"))[:, None] & (dim < HEAD_SIZE)[None, :]
-        partial = tl.load(partial_ptr + (at + head)[:, None] * HEAD_SIZE + dim[None, :], mask=mask, other=0.0)
-        merged = tl.sum(partial * weights[:, None], 0) / tl.sum(weights, 0)
-        tl.store(out_ptr + head * stride_out_head + dim * stride_out_dim, merged, mask=dim < HEAD_SIZE)
+    tl.store(out_ptr + head * stride_out_head + dim * stride_out_dim, acc / total, mask=own)
 
 
 def tree_attention(
@@ -316,7 +328,7 @@ def tree_attention(
     kv_heads, page_size = key_cache.shape[1:3]
     requests = most_runs = rows.block_table.shape[0]
     partial = lse = counts = None
-    (tile, runs), (block_r, block_s) = launch[:2], launch.blocks(requests)
+    (tile, runs), block_r = launch[:2], launch.block_of_requests(requests)
     if runs > 1:
         most_runs += runs - 1
         counts = rows.query_start_loc.new_empty(block_r, dtype=torch.int32)
@@ -339,9 +351,10 @@ def tree_attention(
         LENGTHS=max(4, 2048 // block_r) if runs > 1 else 0, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if runs > 1:
+        block_h, block_s = merge_blocks(block_d)
         # A request in several runs is longer than one, of which the batch has no more than `runs` in slots.
-        _merge_kernel[kv_heads, rows.max_query_len, min(requests, runs - 1)](
+        _merge_kernel[triton.cdiv(heads, block_h), rows.max_query_len, min(requests, runs - 1)](
             partial, lse, counts, out, rows.query_start_loc, *out.stride(), requests,
-            GROUPS=groups, HEAD_SIZE=head_size, BLOCK_D=block_d, BLOCK_R=block_r,
-            BLOCK_S=block_s, num_warps=4,
+            HEADS=heads, HEAD_SIZE=head_size, BLOCK_D=block_d, BLOCK_H=block_h, BLOCK_S=block_s, BLOCK_R=block_r,
+            num_warps=4,
         )  # fmt: skip

@@ -18,6 +18,7 @@ KEY_TILE_BYTES = 16 * KIB
 WARPS_PER_PROCESSOR = 8  # as many as the registers of a multiprocessor hold at once
 MIN_RUN = 256  # slots; below that the second kernel costs more than the split gains
 MAX_SPLITS = 64  # of one request
+MERGED_AT_ONCE = 512  # numbers of a row
 ROUNDS = 3  # of programs, at most; what the GPU works on at once is one
 
 
@@ -63,12 +64,9 @@ class Launch(NamedTuple):
     at_once: int
     """Programs that the GPU has room for."""
 
-    def blocks(self, requests: int) -> tuple[int, int]:
-        """The blocks over the requests and over the parts of one, where there are any."""
-        if self.runs == 1:
-            return 0, 0
-        # Few sizes, because each is compiled.
-        return max(64, next_power(requests)), next_power(min(self.runs, MAX_SPLITS))
+    def block_of_requests(self, requests: int) -> int:
+        """The block over the requests where any may be in several runs, else 0. Few sizes, because each is compiled."""
+        return 0 if self.runs == 1 else max(64, next_power(requests))
 
 
 def next_power(number: int) -> int:
@@ -122,12 +120,18 @@ def shared_memory(tile: Tile, head_size: int, element_size: int, queries_in_memo
     return (tile.stages - 1) * keys_and_values + queries + weights
 
 
+def merge_blocks(padded_head_size: int) -> tuple[int, int]:
+    """Heads of a program of the second kernel, and runs that it reads at once: each of its 128 threads has 16 bytes of
+    a run's result, and a request is seldom in many more than 4 runs."""
+    return max(1, MERGED_AT_ONCE // padded_head_size), 4
+
+
 def row_tiles(packed: int, tile: Tile) -> int:
     """Number of tiles that the rows of the widest request make."""
     return -(-packed // tile.block_m)
 
 
-def variant(query: Tensor, key_cache: Tensor, rows: TreeRows, processors: Processors) -> tuple[Tile, int, int]:
+def variant(query: Tensor, key_cache: Tensor, rows: TreeRows, processors: Processors) -> tuple[Tile, int]:
     """Name what a launch on ``rows`` is compiled for; launches with the same layer and variant share a binary."""
     launch = launch_for(query, key_cache, rows, processors)
-    return launch.tile, *launch.blocks(rows.block_table.shape[0])
+    return launch.tile, launch.block_of_requests(rows.block_table.shape[0])
