@@ -273,8 +273,8 @@ def _merge_kernel(
     HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """``out = sum_s partial_s 2^(lse_s - lse)``. Grid ``(blocks of heads, rows of a request, requests in several runs)``.
-    A thread has the same numbers of all runs, so that none waits for another."""
+    """``out = sum_s partial_s 2^(lse_s - lse)``. Grid ``(blocks of heads, rows of a request, requests in parts)``.
+    A thread has the same numbers of all parts, so that none waits for another."""
     counts = tl.load(counts_ptr + tl.arange(0, BLOCK_R))
     in_parts = tl.cumsum((counts > 1).to(tl.int32), 0)
     request = tl.sum((in_parts <= tl.program_id(2)).to(tl.int32), 0)
