@@ -29,8 +29,9 @@ MOST_ROWS = 512
 UNMEASURED: dict[str, tuple[int, int]] = {
     # Measured up to 16 requests, see docs/benchmarks.md: where arithmetic is what is short, short chains beat trees.
     "cpu": (4, 48),
-    # Not measured: what the literature reports for trees of about 60 nodes on one GPU.
-    "cuda": (63, MOST_ROWS),
+    # Measured on an H200 for trees of 59 nodes alone, see docs/benchmarks.md: a step took 2.6 times as long as a plain
+    # one with 240 rows and 5.8 times with 960. Between the two arithmetic becomes what is short.
+    "cuda": (63, 256),
 }
 """Per device type: the most nodes, and the most rows of a step, while nothing has been measured."""
 
