@@ -79,6 +79,7 @@ def counted(file: str, lines: list[Line], missing: int) -> Iterator[dict[str, An
     failures = [line for line in lines if line["outcome"] == "failed"]
     row = {"file": file, "passed": outcomes.count("passed"), "failed": len(failures)}
     row |= {"skipped_tests": outcomes.count("skipped")}
+    row |= {"seconds": round(sum(line.get("seconds", 0.0) for line in lines), 1)}
     row["wrong"] = bool(failures or missing or not row["passed"])
     yield row | ({"message": f"{missing} tests have not ended"} if missing else {})
     for line in failures[:LISTED_FAILURES]:

@@ -45,10 +45,12 @@ def rows(
         os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     method, loads = METHODS[name], tuple(loads)
     batches = sorted({load.requests for load in loads})
+    begun = time.perf_counter()
     from vllm import LLM
 
     from vllm_specext.plugin import register
 
+    imported = time.perf_counter() - begun
     register()  # also where the package is a folder on the path and no entry point announces it
     synthetic.complete_block_drafters()
     if method.drafter is not None and method.drafter not in STOCK:
@@ -76,13 +78,16 @@ def rows(
             ),
         )
         started = time.perf_counter() - begun
+        compiled = llm.llm_engine.vllm_config.compilation_config.compilation_time
         run = Run(llm, speculative, size.vocabulary, max_model_len)
         gate.wait()
         for load in loads:
             yield {
                 "method": name,
                 **load.row(),
+                "import_seconds": round(imported, 1),
                 "start_seconds": round(started, 1),
+                "compile_seconds": round(compiled, 1),
                 "nodes": method.nodes,
                 **run.measure(load),
             }

@@ -1,7 +1,7 @@
 """A plugin of pytest that writes a line for every test as it ends, so that a run that is stopped leaves what it has.
 
-The first line lists the tests that are to run, ``{"tests": [...]}``; every other line is
-``{"test": name, "outcome": "passed" | "failed" | "skipped", "message": text}``. Where several workers run, it is their
+The first line lists the tests that are to run, ``{"tests": [...]}``; every other line is ``{"test": name, "outcome":
+"passed" | "failed" | "skipped", "seconds": number, "message": text}``. Where several workers run, it is their
 controller that writes. A worker whose GPU context is broken ends, and pytest starts another: all its other tests would
 fail as well, and at once, so that it would take those of all other workers too.
 """
@@ -25,6 +25,8 @@ class Log:
         self._listed = False
         self._troubles: dict[str, pytest.TestReport] = {}
         """What did not pass of tests that have not ended."""
+        self._seconds: dict[str, float] = {}
+        """Of the same tests, so far."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
@@ -40,10 +42,12 @@ class Log:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.passed:
             self._troubles.setdefault(report.nodeid, report)
+        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
         if report.when not in ("setup", "call"):  # after its teardown, or where its worker has died
             told = self._troubles.pop(report.nodeid, report)
             message = "" if told.passed else _shortened(told)
-            self._write({"test": report.nodeid, "outcome": told.outcome, "message": message})
+            seconds = round(self._seconds.pop(report.nodeid), 2)
+            self._write({"test": report.nodeid, "outcome": told.outcome, "seconds": seconds, "message": message})
 
     def _list(self, tests: list[str]) -> None:
         if not self._listed:

@@ -10,7 +10,7 @@ from benchmarks.gpu_suite.store import Store
 Row = dict[str, Any]
 COLUMNS: dict[str, tuple[str, ...]] = {
     "bandwidth": ("what", "us", "terabytes_per_second", "teraflops"),
-    "correctness": ("file", "passed", "failed", "skipped_tests", "test", "message"),
+    "correctness": ("file", "passed", "failed", "skipped_tests", "seconds", "test", "message"),
     "tree_attention": (
         *("implementation", "requests", "context", "nodes", "rows", "kv_heads", "us", "bandwidth_share"),
         *("floor_share", "ratio_to_causal", "missed", "difference", "how"),
