@@ -70,20 +70,21 @@ def configurations() -> dict[str, Configuration]:
         "griffin tree and predictions": reading(tree(24, 4)),
         "moa tree and clients' trees": moa(24, 4, client_drafts=True),
     }
+    methods = trees | own
+    # What matters most comes first: with trees, and in graphs, as they are served.
     return {
-        "plain": Configuration(against=None),
         "plain in graphs": Configuration(IN_GRAPHS, against=None),
-        "griffin chain": Configuration({"speculative_config": CHAIN}),
+        "plain": Configuration(against=None),
         "griffin tree, a wrong mask bit": Configuration(tree(24, 4), fault="flip_an_ancestor_bit"),
-        "griffin tree, fewer tokens to draft from": Configuration(small(tree(24, 4))),
-        "predictions": Configuration({"speculative_config": {"method": "given", "adaptive_drafts": False}}),
-        **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in (trees | own).items()},
         **{
             f"{name} in graphs": Configuration(llm | IN_GRAPHS, "plain in graphs", greedy_only=name == "slrs")
-            for name, llm in (trees | own).items()
+            for name, llm in methods.items()
         },
+        "griffin chain": Configuration({"speculative_config": CHAIN}),
+        "griffin tree, fewer tokens to draft from": Configuration(small(tree(24, 4))),
+        "predictions": Configuration({"speculative_config": {"method": "given", "adaptive_drafts": False}}),
+        **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in methods.items()},
     }
-
 
 def reading(config: dict[str, Any]) -> dict[str, Any]:
     """The same, which reads the prompt for a prediction of the answer."""

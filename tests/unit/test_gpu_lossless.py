@@ -38,8 +38,8 @@ def test_equal_tokens_are_right_and_a_fault_that_changes_none_is_wrong() -> None
 
 def test_other_tokens_are_wrong_but_for_the_fault() -> None:
     found = Answers(different=lambda each: "speculative_config" in each.llm).rows()
-    right = [name for name, row in found.items() if not row.get("wrong")]
-    assert right == ["plain", "plain in graphs", "griffin tree, a wrong mask bit"]
+    right = {name for name, row in found.items() if not row.get("wrong")}
+    assert right == {"plain", "plain in graphs", "griffin tree, a wrong mask bit"}
     assert found["tli"]["different"] == ALL
     assert "'top_p': 0.95" in found["tli"]["message"]
     assert "top_p" not in found["slrs"]["message"]  # asked for greedy answers alone
@@ -48,12 +48,12 @@ def test_other_tokens_are_wrong_but_for_the_fault() -> None:
 
 def test_an_engine_that_ends_costs_its_own_row() -> None:
     found = Answers(different=lambda each: bool(each.fault), dead="moa").rows()
-    assert [name for name, row in found.items() if row.get("wrong")] == [
+    assert {name for name, row in found.items() if row.get("wrong")} == {
         "moa tree",
         "moa tree and clients' trees",
         "moa tree in graphs",
         "moa tree and clients' trees in graphs",
-    ]
+    }
     assert found["moa tree"]["message"] == "the end of the log"
 
 
