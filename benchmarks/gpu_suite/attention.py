@@ -36,7 +36,8 @@ FEW_ROWS = 10
 TOLERANCE = 0.02
 """Of the norm of a result, against the first peer that knows trees; two roundings to bfloat16 are 0.003 to 0.005."""
 TUNED = (Shape(1, 8192, 59), Shape(4, 32768, 59), Shape(8, 8192, 31), Shape(16, 8192, 15), Shape(64, 8192, 4))
-SPLITS = (1, 2, 4, 8, 16, 32)
+ROUNDS = (0, 1, 3)
+"""How often the runs of a launch may fill the GPU. With 0 no request is in several."""
 
 
 def work(shape: Shape) -> Work:
@@ -118,18 +119,28 @@ def _sizes(shape: Shape) -> dict[str, int]:
 
 TILES = tuple(
     # Rows, slots, as many warps as hold the accumulators in registers, stages.
-    (block_m, block_n, block_m // 16, stages)
-    for block_m, block_n, stages in product((128, 64), (64, 32, 128), (3, 2, 4))
+    (block_m, block_n, max(4, block_m // 16), stages)
+    for block_m, block_n, stages in product((128, 64, 32), (64, 32, 128), (3, 2, 4))
     if block_n * stages <= 256
 )
+LEAST_SHARE = 4
+"""A tile that is less than such a part of a request's rows reads keys and values too often."""
 
 
 def tile_rows(
-    shapes: Iterable[Shape] = TUNED, tiles: Iterable[tuple[int, ...]] = TILES, splits: Iterable[int] = SPLITS
+    shapes: Iterable[Shape] = TUNED, tiles: Iterable[tuple[int, ...]] = TILES, rounds: Iterable[int] = ROUNDS
 ) -> Iterator[dict[str, Any]]:
     """Tiles outside, so that each is compiled once, and what was tried before a time limit holds for all shapes."""
     from vllm_specext.kernels.tree_attention import kernel
-    from vllm_specext.kernels.tree_attention.tiles import Launch, Processors, Tile, launch_for
+    from vllm_specext.kernels.tree_attention.tiles import (
+        MIN_RUN,
+        Launch,
+        Processors,
+        Tile,
+        launch_for,
+        next_power,
+        row_tiles,
+    )
 
     problems = [[Problem(shape, seed=copy) for copy in range(copies_for(work(shape).bytes))] for shape in shapes]
     options: dict[str, Any] = {"soft_cap": 0.0, "sliding_window": 0}
@@ -150,7 +161,13 @@ def tile_rows(
         problem = copies[0]
         yield timed(copies, launch_for(problem.query, problem.keys, problem.rows, processors), "as chosen")
     for tile in (Tile(*sizes) for sizes in tiles):
-        for copies, count in product(problems, splits):
-            # The requests are of one length, so that each is cut into so many runs if no fewer are better.
-            runs = count * copies[0].shape.requests if count > 1 else 1
-            yield timed(copies, Launch(tile, runs, processors.room(tile.warps)), "tried")
+        for copies in problems:
+            shape = copies[0].shape
+            packed = shape.rows * shape.heads // shape.kv_heads
+            if not tile.block_m <= next_power(packed) <= LEAST_SHARE * tile.block_m:
+                continue
+            at_once = processors.room(tile.warps)
+            fill = at_once // (shape.kv_heads * row_tiles(packed, tile))
+            most = shape.requests * (shape.slots // MIN_RUN)
+            for runs in dict.fromkeys(max(1, min(fill * each, most)) for each in rounds):
+                yield timed(copies, Launch(tile, runs, at_once), "tried")

@@ -86,6 +86,7 @@ def configurations() -> dict[str, Configuration]:
         **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in methods.items()},
     }
 
+
 def reading(config: dict[str, Any]) -> dict[str, Any]:
     """The same, which reads the prompt for a prediction of the answer."""
     return {"speculative_config": config["speculative_config"] | {"prediction_tokens": 20}}

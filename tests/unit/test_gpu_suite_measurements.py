@@ -135,17 +135,19 @@ def test_tiles_are_tried_beside_the_kernels_own_choice(monkeypatch: pytest.Monke
     launched = []
     monkeypatch.setattr(Processors, "of", lambda device: H100)
     monkeypatch.setattr(kernel, "tree_attention", lambda *args, **options: launched.append(options["launch"]))
-    rows = list(attention.tile_rows([SMALL], [(64, 32, 4, 3)], [1, 4]))
-    assert SMALL.requests == 2
-    assert [(row["tile"], row["block_n"], row["runs"]) for row in rows] == [
-        ("as chosen", 64, 1),  # of 50 slots
-        ("tried", 32, 1),
-        ("tried", 32, 8),
+    longer = Shape(2, 1024, 12, heads=4, kv_heads=2, head_size=32)
+    tiles = [(64, 64, 4, 3), (16, 32, 4, 3), (4, 64, 4, 3)]  # for 26 rows the first is too large, the last too small
+    rows = list(attention.tile_rows([SMALL, longer], tiles, [0, 1, 3]))
+    assert [(row["tile"], row["context"], row["block_n"], row["runs"]) for row in rows] == [
+        ("as chosen", 50, 64, 1),
+        ("as chosen", 1024, 64, 8),
+        ("tried", 50, 32, 1),
+        ("tried", 1024, 32, 1),
+        ("tried", 1024, 32, 8),  # for two requests of four times the shortest run
     ]
     assert {(launch.tile.block_n, launch.runs, launch.at_once) for launch in launched} == {
-        (64, 1, 264),
-        (32, 1, 264),
-        (32, 8, 264),
+        *((64, runs, 264) for runs in (1, 8)),
+        *((32, runs, 264) for runs in (1, 8)),
     }
     assert not any("skipped" in row for row in rows)
 
