@@ -20,6 +20,9 @@ from benchmarks import foreign, step_profile, tokens_per_verification
 from benchmarks.ablation import plot as ablation
 from benchmarks.ablation import runs
 from benchmarks.ablation.rows import ROWS
+from benchmarks.gpu_suite import plots as gpu
+from benchmarks.gpu_suite.report import rows_of
+from benchmarks.gpu_suite.store import Store
 from benchmarks.simulated_drafts import __main__ as simulated
 from benchmarks.soak import plot as soak
 from vllm_specext.bench import plots
@@ -52,6 +55,10 @@ def of_simulation(path: Path) -> None:
     simulated.picture(read("simulated/drafts.json")).savefig(path, dpi=DPI)
 
 
+def of_gpu(path: Path) -> None:
+    gpu.engine(rows_of(Store(RESULTS / "nvidia-h200"), "engine"), path)
+
+
 def of_benchmark(name: str, plot: Callable[[Any, Path], None], path: Path) -> None:
     plot(read(name), path)
 
@@ -73,6 +80,7 @@ FIGURES: dict[str, Draw] = {
         for path in sorted((RESULTS / "cpu" / "soak").glob("*.json"))
     },
     "simulated/drafts": of_simulation,
+    "nvidia-h200/engine": of_gpu,
 }
 """By the figure's place under ``benchmarks/results``, without a suffix."""
 

@@ -106,7 +106,7 @@ def _small(rows: list[Row], path: Path) -> None:
     _save(figure, axes, path)
 
 
-def _engine(rows: list[Row], path: Path) -> None:
+def engine(rows: list[Row], path: Path) -> None:
     """What decodes after short prompts, by the number of requests."""
     context = min(row["context"] for row in rows)
     rows = [row for row in rows if row["context"] == context and row["load"] == "all decode"]
@@ -124,5 +124,5 @@ _PLOTS: dict[str, Callable[[list[Row], Path], None]] = {
     "tree_attention": _attention,
     "tgf": _fusion,
     "compaction+small_kernels": _small,
-    "engine": _engine,
+    "engine": engine,
 }
