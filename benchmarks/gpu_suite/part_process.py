@@ -18,6 +18,9 @@ from benchmarks.gpu_suite.parts import Part
 from benchmarks.gpu_suite.store import DONE
 
 LOG_LINES = 25
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Torch would have a thread on every core in each of the processes that run side by side, tests and engines. Those
+wait for one another busily: on two cores, a test took six times as long in four processes of 16 threads as of one."""
 
 
 class PartProcess:
@@ -32,7 +35,7 @@ class PartProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.gpu_suite", "--one", part.name, "--rows", str(self._rows)],
                 cwd=ROOT,
-                env=os.environ | {gate.VARIABLE: str(self._gate)},
+                env=ONE_THREAD | os.environ | {gate.VARIABLE: str(self._gate)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.PIPE,  # which ends with this process, however it does

@@ -1,5 +1,6 @@
 """The parts of the GPU suite without a GPU: which are run, again or not, for how long, and what is kept of them."""
 
+import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -181,6 +182,18 @@ def test_a_part_runs_in_its_own_process_and_its_rows_come_back() -> None:
     failed = PartProcess(replace(bandwidth, name="nothing")).measure(120)
     assert failed["status"] == "failed"
     assert "invalid choice: 'nothing'" in failed["message"]
+
+
+def test_processes_side_by_side_have_one_thread_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho threads: $OMP_NUM_THREADS\nexit 1\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    for given, said in [(None, "1"), ("3", "3")]:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if given is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        assert PartProcess(parts.PARTS[0]).measure(60)["message"] == f"threads: {said}"
 
 
 def test_a_folder_per_gpu() -> None:
