@@ -64,15 +64,15 @@ def test_requests_that_pad_a_batch_have_no_rows_and_wild_lengths() -> None:
 
 @triton.jit
 def _shares_kernel(start_ptr, prefix_ptr, out_ptr, requests, nodes, runs, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
-    counts = kernel._shares(start_ptr, prefix_ptr, requests, nodes, runs, 132, 16, WINDOW, 256, 64, 64, 32)
-    tl.store(out_ptr + tl.arange(0, 64), counts)
+    counts = kernel._shares(start_ptr, prefix_ptr, requests, nodes, runs, 132, 16, WINDOW, 256, 64, 32, 32)
+    tl.store(out_ptr + tl.arange(0, 32), counts)
 
 
 def shares_of(prefixes: list[int | None], window: int = 0, runs: int = 24) -> list[int]:
     """Into how many runs requests are cut, whose prefixes are given, on 132 processors with 16 programs in a run."""
     starts = torch.tensor([0, *(0 if prefix is None else NODES for prefix in prefixes)], dtype=torch.int32)
     lens = torch.tensor([1 << 20 if prefix is None else prefix for prefix in prefixes], dtype=torch.int32)
-    found = torch.full((64,), -1, dtype=torch.int32)
+    found = torch.full((32,), -1, dtype=torch.int32)
     _shares_kernel[(1,)](starts.cumsum(0, dtype=torch.int32), lens, found, len(lens), NODES, runs, window)
     assert not found[len(prefixes) :].any()
     return found[: len(prefixes)].tolist()

@@ -31,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_specext.kernels.tree_attention.naive import TreeRows
-from vllm_specext.kernels.tree_attention.tiles import MAX_SPLITS, MIN_RUN, Launch, merge_blocks, row_tiles
+from vllm_specext.kernels.tree_attention.tiles import MAX_SPLITS, MIN_RUN, Launch, lengths_tried, merge_blocks, row_tiles
 
 LOG2_E = math.log2(math.e)
 
@@ -43,26 +43,32 @@ def _shares(
 ):  # fmt: skip
     """``[BLOCK_R]``: how many runs each request is cut into, no more than ``runs`` in all if it is into several. A run
     has ``programs``, of which the GPU works on ``at_once``: of ``LENGTHS`` of a run, the one whose rounds take
-    least."""
+    least.
+
+    In floating point, because every program does this before it begins, and integers are divided in some twenty
+    instructions. Any counts will do that all programs agree on, so rounding matters in one place: the same
+    multiplication has to give the counts that are compared with ``runs`` and those that are returned."""
     request = tl.arange(0, BLOCK_R)
     start = tl.load(start_ptr + request, mask=request < requests, other=0)
     has_rows = tl.load(start_ptr + request + 1, mask=request < requests, other=0) > start  # others pad the batch
-    slots = tl.load(prefix_ptr + request, mask=has_rows, other=0).to(tl.int32)
+    slots = tl.load(prefix_ptr + request, mask=request < requests, other=0).to(tl.int32)
     if WINDOW:
         slots = tl.minimum(slots, WINDOW)
-    slots = tl.where(has_rows, slots + num_nodes, 0)
+    slots = tl.where(has_rows, slots + num_nodes, 0).to(tl.float32)
     longest, others = tl.max(slots, 0), tl.sum(has_rows.to(tl.int32), 0) - 1
     # The longest request whole, or in so many parts. No branch here: with one, Triton does not pipeline the loads of
     # keys and values.
     most = tl.maximum(tl.minimum(runs - others, MAX_SPLITS), 1)
     parts = tl.minimum(tl.maximum(tl.cdiv(most, LENGTHS - 1) * tl.arange(0, LENGTHS), 1), most)
-    lengths = tl.maximum(tl.cdiv(longest, parts), MIN_RUN)
-    counts = tl.sum(tl.cdiv(slots[:, None], lengths[None, :]), 0)
-    rounds = tl.cdiv(counts * programs, at_once)
+    lengths = tl.maximum(longest / parts + 1, MIN_RUN)  # a slot more, lest rounding makes a part more
+    of_slot = 1 / lengths
+    counts = tl.sum(tl.ceil(slots[:, None] * of_slot[None, :]), 0)
+    rounds = tl.ceil(counts * programs / at_once)
     # Beginning a run, and merging it with others, take about as long as the shortest run that pays.
     taken = rounds * (lengths + tl.where(counts > others + 1, MIN_RUN, 0))
-    taken = tl.where((counts <= runs) | (parts == 1), taken, 2147483647)
-    return tl.cdiv(slots, tl.max(tl.where(taken == tl.min(taken, 0), lengths, 1), 0))
+    taken = tl.where((counts <= runs) | (parts == 1), taken, float("inf"))
+    chosen = tl.min(tl.where(taken == tl.min(taken, 0), of_slot, 1), 0)
+    return tl.ceil(slots * chosen).to(tl.int32)
 
 
 @triton.jit
@@ -348,7 +354,7 @@ def tree_attention(
         KV_HEADS=kv_heads, GROUPS=groups, HEAD_SIZE=head_size, PAGE_SIZE=page_size,
         WINDOW=sliding_window, SOFT_CAP=soft_cap > 0, SPLIT=runs > 1, MIN_RUN=MIN_RUN, MAX_SPLITS=MAX_SPLITS,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_T=min(tile.block_n, 32), BLOCK_D=block_d, BLOCK_R=block_r,
-        LENGTHS=max(4, 2048 // block_r) if runs > 1 else 0, num_warps=tile.warps, num_stages=tile.stages,
+        LENGTHS=lengths_tried(block_r) if runs > 1 else 0, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if runs > 1:
         block_h, block_s = merge_blocks(block_d)

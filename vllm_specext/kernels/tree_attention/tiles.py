@@ -20,6 +20,7 @@ MIN_RUN = 256  # slots; below that the second kernel costs more than the split g
 MAX_SPLITS = 64  # of one request
 MERGED_AT_ONCE = 512  # numbers of a row
 ROUNDS = 3  # of programs, at most; what the GPU works on at once is one
+WARP = 32  # threads; so many requests are counted without a barrier
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Launch(NamedTuple):
 
     def block_of_requests(self, requests: int) -> int:
         """The block over the requests where any may be in several runs, else 0. Few sizes, because each is compiled."""
-        return 0 if self.runs == 1 else max(64, next_power(requests))
+        return 0 if self.runs == 1 else max(WARP, next_power(requests))
 
 
 def next_power(number: int) -> int:
@@ -83,8 +84,8 @@ def launch_for(query: Tensor, key_cache: Tensor, rows: TreeRows, processors: Pro
     fill = at_once // (kv_heads * row_tiles(packed, tile))
     requests, splits = rows.block_table.shape[0], min(rows.max_seq_len // MIN_RUN, MAX_SPLITS)
     # A batch of few requests fills its last round badly, unless shorter runs make more rounds. With more requests that
-    # gains little, and the programs without a run cost more.
-    rounds = ROUNDS if next_power(requests) <= 2 * fill else 1
+    # gains little, and the programs without a run cost more. One request fills one round as well as any.
+    rounds = ROUNDS if 1 < next_power(requests) <= 2 * fill else 1
     runs = max(1, min(fill * rounds, requests * splits)) if splits > 1 else 1
     return Launch(tile, runs, at_once)
 
@@ -118,6 +119,11 @@ def shared_memory(tile: Tile, head_size: int, element_size: int, queries_in_memo
     # The last stage is in registers; the queries and the weights of a tile pass through memory.
     weights = 0 if tile.block_m == 128 and element_size == 2 else tile.block_m * tile.block_n * element_size
     return (tile.stages - 1) * keys_and_values + queries + weights
+
+
+def lengths_tried(block_of_requests: int) -> int:
+    """Of a run, by every program for all requests."""
+    return max(4, min(32, 2048 // block_of_requests))
 
 
 def merge_blocks(padded_head_size: int) -> tuple[int, int]:
