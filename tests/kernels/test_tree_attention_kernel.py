@@ -27,7 +27,16 @@ def rows_of(requests: int, query_len: int, max_seq_len: int) -> TreeRows:
 
 @pytest.mark.parametrize(
     ("requests", "max_seq_len", "runs"),
-    [(1, 32768, 8), (2, 32768, 24), (4, 32768, 24), (1, 1024, 4), (1, 500, 1), (16, 32768, 24), (17, 32768, 8), (64, 131072, 8)],
+    [
+        (1, 32768, 8),
+        (2, 32768, 24),
+        (4, 32768, 24),
+        (1, 1024, 4),
+        (1, 500, 1),
+        (16, 32768, 24),
+        (17, 32768, 8),
+        (64, 131072, 8),
+    ],
 )
 def test_runs_may_fill_the_gpu_a_few_times_where_requests_are_few(requests: int, max_seq_len: int, runs: int) -> None:
     """Llama-3-8B's 8 heads of keys and trees of 60 nodes, two row tiles each, on 132 multiprocessors."""

@@ -123,7 +123,6 @@ RELIED_ON: dict[str, str] = {
         "self num_reqs"
     ),
     f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.on_prefill_end": "self num_reqs",
-    f"{_RUNNER}.cudagraph_utils:CudaGraphManager._init_candidates": "self",
 }
 """The names of the parameters, by ``module:object``."""
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
+from vllm_specext.engine.graph_ladders import use_ladders
 from vllm_specext.engine.graph_sizes import capture_all_sizes
 
 
@@ -13,6 +14,7 @@ def wrap_runner() -> None:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     capture_all_sizes()
+    use_ladders()
     wrap(GPUModelRunner, "load_model", _load_model)
     wrap(GPUModelRunner, "execute_model", _execute_model)
     wrap(GPUModelRunner, "take_draft_token_ids", _take_draft_token_ids)

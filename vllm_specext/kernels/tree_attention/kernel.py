@@ -31,7 +31,14 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_specext.kernels.tree_attention.naive import TreeRows
-from vllm_specext.kernels.tree_attention.tiles import MAX_SPLITS, MIN_RUN, Launch, lengths_tried, merge_blocks, row_tiles
+from vllm_specext.kernels.tree_attention.tiles import (
+    MAX_SPLITS,
+    MIN_RUN,
+    Launch,
+    lengths_tried,
+    merge_blocks,
+    row_tiles,
+)
 
 LOG2_E = math.log2(math.e)
 
