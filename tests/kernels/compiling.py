@@ -8,6 +8,7 @@ import pytest
 from gpus import A100, B200, H100, RTX_4090, RTX_5090
 
 pytest.importorskip("triton")
+import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -44,8 +45,12 @@ EVERY = [pytest.param(number, id=name) for name, number in CAPABILITIES.items()]
         for name, number in CAPABILITIES.items()
     ]
 )
-def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Launched]:
-    """Launches only compile, and are listed."""
+def compiled(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, Launched]:
+    """Launches only compile, and are listed. What other runs have left in Triton's cache shows nothing."""
+    assert tl.core.is_builtin(tl.debug_barrier), "something has replaced Triton's barrier in this process"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
     launched: Launched = []
     stock = JITFunction.run
 
