@@ -70,7 +70,7 @@ def _shares(
     lengths = tl.maximum(longest / parts + 1, MIN_RUN)  # a slot more, lest rounding makes a part more
     of_slot = 1 / lengths
     counts = tl.sum(tl.ceil(slots[:, None] * of_slot[None, :]), 0)
-    rounds = tl.ceil(counts * programs / at_once)
+    rounds = tl.ceil((counts * programs - 0.5) / at_once)  # so that rounding does not make a full round two
     # Beginning a run, and merging it with others, take about as long as the shortest run that pays.
     taken = rounds * (lengths + tl.where(counts > others + 1, MIN_RUN, 0))
     taken = tl.where((counts <= runs) | (parts == 1), taken, float("inf"))

@@ -20,7 +20,7 @@ MIN_RUN = 256  # slots; below that the second kernel costs more than the split g
 MAX_SPLITS = 64  # of one request
 MERGED_AT_ONCE = 512  # numbers of a row
 ROUNDS = 3  # of programs, at most; what the GPU works on at once is one
-WARP = 32  # threads; so many requests are counted without a barrier
+WARP = 32  # threads; it adds up as many requests without a barrier
 
 
 @dataclass(frozen=True)
