@@ -26,6 +26,8 @@ SHARE_OF_THE_GPU = 0.01
 """That each wants to find free. The models are small, and larger ones may be starting beside them."""
 IN_GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_capture_sizes": [1, 2, 4, 8, 25, 50, 100, 200]}
 """Compiled, and so beside plain decoding that is compiled too: those kernels round otherwise than eager passes."""
+BY_LOAD = [[1, 2, 24], [3, 4, 9], [5, 8, 4]]
+"""Drafted tokens by running requests: steps of three lengths, a chain among them, in graphs that hold more requests."""
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "HF_HUB_OFFLINE": "1",
@@ -81,6 +83,10 @@ def configurations() -> dict[str, Configuration]:
             f"{name} in graphs": Configuration(llm | IN_GRAPHS, "plain in graphs", greedy_only=name == "slrs")
             for name, llm in methods.items()
         },
+        "griffin by load in graphs": Configuration(
+            tree(24, 4, BY_LOAD) | IN_GRAPHS | {"cudagraph_capture_sizes": [1, 2, 4, 8, 10, 20, 25, 40, 50]},
+            "plain in graphs",
+        ),
         "griffin chain": Configuration({"speculative_config": CHAIN}),
         "griffin tree, fewer tokens to draft from": Configuration(small(tree(24, 4))),
         "predictions": Configuration({"speculative_config": {"method": "given", "adaptive_drafts": False}}),
