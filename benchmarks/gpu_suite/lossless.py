@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.gpu_suite.machine import ROOT
 
 AT_ONCE = max(2, 3 * (os.cpu_count() or 1) // 4)
-"""Engines: each needs one core while it starts, and a GiB of the GPU."""
+"""Engines: each needs one core while it starts."""
 SHARE_OF_THE_GPU = 0.01
 """That each wants to find free. The models are small, and larger ones may be starting beside them."""
 IN_GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_capture_sizes": [1, 2, 4, 8, 25, 50, 100, 200]}

@@ -3,8 +3,8 @@
 vLLM captures a graph of decoding for each number of tokens that a request may have in a step, and each of its capture
 sizes. It then keeps one ladder of sizes for all of them: a step looks at the graphs of the next captured size alone,
 and where those are of other lengths, it runs in pieces with attention between them, though a larger graph of its own
-length may hold it. With ten lengths that happens to half of all numbers of requests. Here every kind of graph has a
-ladder of its own, which lets it have fewer rungs.
+length may hold it. With the default's ten lengths that happens to nearly half of all steps that graphs could hold. Here
+every kind of graph has a ladder of its own, which lets it have fewer rungs.
 """
 
 from collections import defaultdict
@@ -19,11 +19,11 @@ from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
 
 LEAST_ROWS = 16
-"""That a step may be padded by: as long as weights take longer to read than to multiply with, rows cost nothing."""
+"""That a step may be padded by: as long as weights take longer to read than to multiply with, rows cost little."""
 PART_OF_ROWS = 16
 """A larger step may be padded by such a part of its rows."""
 KEPT = (1, 2, 4, 8)
-"""Numbers of requests that have graphs of their own."""
+"""Numbers of requests whose graphs are never left out."""
 
 
 @replaces(
