@@ -64,10 +64,10 @@ def verifications(method: str) -> list[tuple[Verified, Verified]]:
     grow, update = Expansion.tree, DraftLimits.update_from_output
 
     def tree(self: Any, nodes: int) -> Any:
-        tokens, topology = grow(self, nodes)
+        tokens, topology, expected = grow(self, nodes)
         chances = self.scores[:, : self.size].sort(dim=1, descending=True, stable=True).values[0, :nodes].exp()
         trees.append((tokens[0].tolist(), topology.parents[0, 1 : nodes + 1].tolist(), chances.tolist()))
-        return tokens, topology
+        return tokens, topology, expected
 
     def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
         if scheduler_output.scheduled_spec_decode_tokens:

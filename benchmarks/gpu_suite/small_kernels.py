@@ -177,7 +177,7 @@ def _expansions(batch: int) -> Iterator[dict[str, Any]]:
         growing = begin(tokens[:, 0], log_probs[:, 0], LEVELS)
         for _ in range(LEVELS - 1):
             growing.grow(tokens, log_probs)
-        return growing.tree(NODES)
+        return growing.tree(NODES)[:2]
 
     (tree, topology), (expected, shape) = grow(expansion), grow(Expansion)
     same = torch.equal(tree, expected) and torch.equal(topology.ancestors, shape.ancestors)

@@ -113,8 +113,8 @@ def _replace_probabilities() -> None:
     import vllm_specext.engine.drafting.tree_speculator  # noqa: F401
     from vllm_specext.kernels.best_tokens import best_tokens
 
-    def known(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        tokens, log_probs = best_tokens(logits, k)
+    def known(logits: Tensor, k: int, sharpness: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, log_probs = best_tokens(logits, k, sharpness)
         place = torch.arange(k, dtype=torch.float32, device=tokens.device)
         likely = (GEOMETRIC * 0.4**place).log()
         return tokens, likely.expand_as(log_probs).contiguous()

@@ -1,4 +1,5 @@
-"""What a drafter's forward passes on the real engine are given and give, for ``record`` of ``runner.py``."""
+"""What a drafter's forward passes on the real engine are given and give, for ``record`` of ``runner.py``, and how sharp
+its probabilities are meant to be then."""
 
 from typing import Any
 
@@ -16,18 +17,27 @@ def record_drafter(method: str, path: str) -> None:
     """Write inputs and outputs of the drafter's passes from the first request on; the passes before it are warm-up."""
     import torch
 
+    from vllm_specext.engine.drafting.calibrated import CalibratedTrees
     from vllm_specext.registry import METHODS, load
 
     drafter = load(METHODS[method].serving_model or VLLMS_DRAFTERS[method])
     stock = drafter.forward
     passes: list[dict[str, Any]] = []
+    newest = {"sharpness": torch.ones(1)}
+    stock_sharpness = CalibratedTrees.sharpness
+
+    def sharpness(self: Any, step: Any, trees: Any) -> Any:
+        newest["sharpness"] = stock_sharpness(self, step, trees)
+        return newest["sharpness"]
+
+    CalibratedTrees.sharpness = sharpness  # type: ignore[method-assign]
 
     def forward(
         self: Any, input_ids: Any, positions: Any, hidden_states: Any = None, inputs_embeds: Any = None, **targets: Any
     ) -> Any:
         if targets:  # the drafter is of the target's class
             return stock(self, input_ids, positions, inputs_embeds=inputs_embeds, **targets)
-        inputs = {"ids": input_ids.clone(), "positions": positions.clone()}
+        inputs = {"ids": input_ids.clone(), "positions": positions.clone(), **newest}
         features = () if hidden_states is None else (hidden_states,)
         if hidden_states is not None:
             inputs["features"] = hidden_states.clone()

@@ -11,7 +11,7 @@ are for), ``record`` (file for the inputs and outputs of the drafter's forward p
 Ray runs on this machine's cores), ``whole_sampler`` (no batch draws by one argmax) and ``every_pass`` (no pass is
 recorded, and no body is in C++) and ``measure_memory`` (run the models before there are caches).
 ``OUT``: token ids per request, logprobs where asked, counters, the number of verifications by nodes, and by round how
-often one argmax was enough to draw for a batch (``greedy.py``), and how often it was not.
+often one argmax was enough to draw for a batch, and what was learned from (``counting.py``).
 """
 
 import gc
@@ -110,23 +110,6 @@ replays: list[Any] = []
 """What ran of them."""
 
 
-def count_greedy_draws(never: bool) -> None:
-    """Count the batches that are asked whether one argmax will do, by the answer; ``never``: it is always no."""
-    from vllm_specext.engine.verification import greedy
-
-    stock = greedy.wants_nothing_else
-
-    def wants_nothing_else(*args: Any) -> bool:
-        answer = stock(*args) and not never
-        draws["argmax" if answer else "sampler"] += 1
-        return answer
-
-    greedy.wants_nothing_else = wants_nothing_else
-
-
-draws = {"argmax": 0, "sampler": 0}
-
-
 def sampling_params(values: dict[str, Any]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
@@ -214,6 +197,8 @@ RAY_SPEC = "SPECEXT_TEST_RAY_SPEC"
 
 def replace_in_vllm(spec: dict[str, Any]) -> None:
     sys.path.append(str(Path(__file__).parents[2]))
+    from tests.engine import counting
+
     spare_what_only_long_lives_need()
     if spec.get("measure_memory"):
         measure_memory_first()
@@ -227,7 +212,8 @@ def replace_in_vllm(spec: dict[str, Any]) -> None:
         from tests.engine import faults
 
         getattr(faults, spec["sabotage"])()
-    count_greedy_draws(never=spec.get("whole_sampler", False))
+    counting.count_greedy_draws(never=spec.get("whole_sampler", False))
+    counting.count_learned_trees()
 
 
 def main(spec_path: str, out_path: str) -> None:
@@ -238,6 +224,7 @@ def main(spec_path: str, out_path: str) -> None:
     from vllm import LLM
 
     from tests.engine import sessions
+    from tests.engine.counting import draws, learned
     from tests.engine.embeddings import prompt
     from vllm_specext.plugin import register
 
@@ -278,6 +265,7 @@ def main(spec_path: str, out_path: str) -> None:
                 "sizes": sizes,
                 "replays": replays,
                 "draws": draws_by_round,
+                "learned": learned,
                 "v2": engine.use_v2_model_runner,
                 "async": engine.scheduler_config.async_scheduling,
                 "shortened": shortened(llm),

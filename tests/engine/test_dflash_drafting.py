@@ -46,9 +46,9 @@ class Drafter:
         return self.drafter(self.embedding(ids), places, self.states[:, :anchor], mask)[0]
 
     @torch.no_grad()
-    def tree(self, anchor: int) -> list[int]:
-        best = self.head(self.block(anchor)[1:]).log_softmax(dim=-1).topk(TOP_K)
-        tokens, _ = best_tree(best.indices[None], best.values[None], NODES)
+    def tree(self, anchor: int, sharpness: Tensor) -> list[int]:
+        best = (sharpness * self.head(self.block(anchor)[1:])).log_softmax(dim=-1).topk(TOP_K)
+        tokens, _, _ = best_tree(best.indices[None], best.values[None], NODES)
         return tokens[0].tolist()
 
 
@@ -80,7 +80,7 @@ def test_every_block_is_that_of_the_plain_drafter(recorded: tuple[Drafter, list[
 def test_every_draft_is_that_of_the_plain_drafter(recorded: tuple[Drafter, list[Pass]]) -> None:
     drafter, passes = recorded
     for one in passes:
-        assert one["tokens"][0].tolist() == drafter.tree(int(one["positions"][0]))
+        assert one["tokens"][0].tolist() == drafter.tree(int(one["positions"][0]), one["sharpness"])
 
 
 def test_a_drafter_that_misses_a_state_would_be_noticed(recorded: tuple[Drafter, list[Pass]]) -> None:

@@ -137,7 +137,8 @@ class Replay:
 
     def draft(self, root: int, levels: list[Pass]) -> None:
         text = self.sequence[: root + 1]
-        growing = Expansion(*best_tokens(self._logits(text, [], [])[-1:], TOP_K), LEVELS)
+        sharpness = levels[0]["sharpness"].expand(1, TOP_K)
+        growing = Expansion(*best_tokens(self._logits(text, [], [])[-1:], TOP_K, sharpness[:, 0]), LEVELS)
         ids: list[int] = []
         visible: list[Tensor] = []
         for level, one in enumerate(levels):
@@ -148,7 +149,7 @@ class Replay:
             visible += list(unpack(frontier.visible[0], (level + 1) * TOP_K))
             features = self._features(text, ids, visible)[-TOP_K:]
             self.largest = max(self.largest, float((features - one["predict"]).abs().max()))
-            growing.grow(*best_tokens(self.model.lm_head(features)[None], TOP_K))
+            growing.grow(*best_tokens(self.model.lm_head(features)[None], TOP_K, sharpness))
 
     def _logits(self, text: list[int], ids: list[int], visible: list[Tensor]) -> Tensor:
         return self.model.lm_head(self._features(text, ids, visible))

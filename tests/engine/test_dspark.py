@@ -85,11 +85,11 @@ class MarkovDrafter(Drafter):
         self.levels = BLOCK - 1 + self.from_anchor
 
     @torch.no_grad()
-    def markov_tree(self, anchor: int) -> list[int]:
+    def markov_tree(self, anchor: int, sharpness: Tensor) -> list[int]:
         base = self.head(self.positions(anchor))
-        growing = Expansion(*self._best(base[0], torch.tensor([self.sequence[anchor]])), self.levels)
+        growing = Expansion(*self._best(base[0], torch.tensor([self.sequence[anchor]]), sharpness), self.levels)
         for level in range(1, self.levels):
-            tokens, log_probs = self._best(base[level], growing.frontier.tokens[0])
+            tokens, log_probs = self._best(base[level], growing.frontier.tokens[0], sharpness)
             growing.grow(tokens[None], log_probs[None])
         return growing.tree(NODES)[0][0].tolist()
 
@@ -101,8 +101,8 @@ class MarkovDrafter(Drafter):
         ids = torch.tensor([[self.sequence[anchor], *[MASK] * (BLOCK - 1)]])
         return self.drafter(self.embedding(ids), places, self.states[:, :anchor], mask)[0]
 
-    def _best(self, base: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-        return best_tokens(base + self.w1[parents] @ self.w2.T, TOP_K)
+    def _best(self, base: Tensor, parents: Tensor, sharpness: Tensor) -> tuple[Tensor, Tensor]:
+        return best_tokens(base + self.w1[parents] @ self.w2.T, TOP_K, sharpness.expand(len(parents)))
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_every_draft_is_that_of_plain_torch(folder: Path, recorded: tuple[list[i
     assert len(passes) >= 5
     for one in passes:
         assert len(one["ids"]) == BLOCK
-        assert one["tokens"][0].tolist() == drafter.markov_tree(int(one["positions"][0]))
+        assert one["tokens"][0].tolist() == drafter.markov_tree(int(one["positions"][0]), one["sharpness"])
 
 
 def test_a_drafter_without_its_markov_head_would_be_noticed(
@@ -132,4 +132,6 @@ def test_a_drafter_without_its_markov_head_would_be_noticed(
     sequence, passes = recorded
     drafter = MarkovDrafter(sequence, folder)
     drafter.w2 = torch.zeros_like(drafter.w2)
-    assert any(one["tokens"][0].tolist() != drafter.markov_tree(int(one["positions"][0])) for one in passes)
+    assert any(
+        one["tokens"][0].tolist() != drafter.markov_tree(int(one["positions"][0]), one["sharpness"]) for one in passes
+    )

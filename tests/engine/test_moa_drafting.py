@@ -57,14 +57,15 @@ class Replay:
         self.past = self.drafter.self_attention.keys_values(self.seen.embeddings[:, :root], positions)
         self.pasts = [(keys[:, :, :root], values[:, :, :root]) for keys, values in self.seen.last_kvs]
         features = self._run(passes[0], torch.ones(1, root + 1, dtype=torch.bool))
-        growing = Expansion(*best_tokens(features[:, -1] @ self.head.T, TOP_K), LEVELS)
+        sharpness = passes[0]["sharpness"].expand(1, TOP_K)
+        growing = Expansion(*best_tokens(features[:, -1] @ self.head.T, TOP_K, sharpness[:, 0]), LEVELS)
         seen = torch.ones(TOP_K, root + 1, dtype=torch.bool)
         for level, one in enumerate(passes[1:]):
             assert one["ids"].tolist() == growing.frontier.tokens[0].tolist()
             assert one["positions"].tolist() == [root + 1 + level] * TOP_K
             nodes = unpack(growing.frontier.visible[0], (level + 1) * TOP_K)
             features = self._run(one, torch.cat((seen, nodes), dim=-1))
-            growing.grow(*best_tokens(features @ self.head.T, TOP_K))
+            growing.grow(*best_tokens(features @ self.head.T, TOP_K, sharpness))
 
     def _run(self, one: Pass, mask: Tensor) -> Tensor:
         positions, mask = one["positions"][None], mask[None, None]

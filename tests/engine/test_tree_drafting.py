@@ -69,7 +69,8 @@ class Replay:
         length = start + len(first["ids"])
         causal = torch.ones(length, length, dtype=torch.bool).tril()[start:]
         predict, regress, self.prefix = self._run(first, causal, self.prefix)
-        growing = Expansion(*best_tokens(predict[:, -1] @ self.head.T, TOP_K), LEVELS)
+        sharpness = first["sharpness"].expand(1, TOP_K)
+        growing = Expansion(*best_tokens(predict[:, -1] @ self.head.T, TOP_K, sharpness[:, 0]), LEVELS)
         features, past = regress[:, -1:].expand(-1, TOP_K, -1), self.prefix
         for level, one in enumerate(levels):
             frontier = growing.frontier
@@ -81,7 +82,7 @@ class Replay:
             seen = torch.ones(TOP_K, length, dtype=torch.bool)
             mask = torch.cat((seen, unpack(frontier.visible[0], (level + 1) * TOP_K)), dim=-1)
             predict, regress, past = self._run(one, mask, past)
-            growing.grow(*best_tokens(predict @ self.head.T, TOP_K))
+            growing.grow(*best_tokens(predict @ self.head.T, TOP_K, sharpness))
 
     def _run(self, one: Pass, mask: Tensor, past: KV | None) -> tuple[Tensor, Tensor, KV]:
         inputs = one["ids"].long()[None], one["features"][None], one["positions"][None]

@@ -14,7 +14,7 @@ from torch import Tensor
 from vllm_specext.kernels.best_tokens import best_tokens, native
 from vllm_specext.tree import expansion as in_torch
 
-Best = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+Best = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
 
 
 def some(values: list[float]) -> Callable[[torch.Generator, tuple[int, ...]], Tensor]:
@@ -44,22 +44,23 @@ def best(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bes
 
     assert kernel.takes(torch.zeros(1, 4), 2)
 
-    def on_gpu(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def on_gpu(logits: Tensor, k: int, sharpness: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device="cuda")
-        tokens, log_probs = best_tokens(wide.copy_(logits), k)
+        tokens, log_probs = best_tokens(wide.copy_(logits), k, sharpness.cuda())
         return tokens.cpu(), log_probs.cpu()
 
     return on_gpu
 
 
 def check(best: Best, logits: Tensor, k: int) -> None:
-    tokens, log_probs = best(logits, k)
+    sharpness = torch.linspace(0.25, 8, logits[..., 0].numel()).view(logits.shape[:-1])
+    tokens, log_probs = best(logits, k, sharpness)
     ordered = logits.float().sort(dim=-1, descending=True, stable=True)
     assert tokens.dtype == torch.int64
     assert torch.equal(tokens, ordered.indices[..., :k])
-    _, expected = in_torch.best_tokens(logits, k)
+    _, expected = in_torch.best_tokens(logits, k, sharpness)
     assert log_probs.dtype == torch.float32
-    torch.testing.assert_close(log_probs, expected, rtol=1e-5, atol=1e-5)  # a few units in the last place of the sum
+    torch.testing.assert_close(log_probs, expected, rtol=1e-5, atol=1e-4)  # a few units in the last place of the sum
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -95,7 +96,7 @@ def test_another_logit_gives_another_token(best: Best) -> None:
     logits = torch.randn(1, 5000, generator=torch.Generator().manual_seed(2))
     changed = logits.clone()
     changed[0, 4999] = 9
-    before, after = best(logits, 4), best(changed, 4)
+    before, after = best(logits, 4, torch.ones(1)), best(changed, 4, torch.ones(1))
     assert after[0][0, 0] == 4999
     assert torch.equal(after[0][0, 1:], before[0][0, :3])
     assert (after[1][0, 1:] < before[1][0, :3]).all()
@@ -108,8 +109,8 @@ def test_large_vocabularies_on_a_gpu(rows: int, count: int, dtype: torch.dtype) 
     pytest.importorskip("triton")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    logits = torch.randn(rows, count, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).to(dtype)
-    check(best_tokens, logits, 10)
+    logits = torch.randn(rows, count, generator=torch.Generator().manual_seed(0)).to(dtype)
+    check(lambda made, k, sharpness: tuple(x.cpu() for x in best_tokens(made.cuda(), k, sharpness.cuda())), logits, 10)
 
 
 @pytest.mark.gpu

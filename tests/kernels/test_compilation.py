@@ -105,7 +105,7 @@ def test_best_tokens_compile(
 ) -> None:
     from vllm_specext.kernels.best_tokens.kernel import best_tokens
 
-    best_tokens(torch.zeros(2, count, dtype=dtype), k)
+    best_tokens(torch.zeros(2, count, dtype=dtype), k, torch.ones(2))
     assert [name for name, _ in compiled[1]] == ["_best_of_blocks_kernel", "_best_of_rows_kernel"]
     for _, kernel in compiled[1]:
         usage = dumped(kernel, "-res-usage", tmp_path)

@@ -83,9 +83,10 @@ def check(start: Start, levels: int, drafts: Iterator[tuple[Tensor, Tensor]], si
         same(fused.frontier, plain.frontier, f"level {level}")
         assert (fused.size, fused.grown) == (plain.size, plain.grown)
         for count in {min(nodes, plain.size) for nodes in sizes}:
-            tokens, topology = fused.tree(count)
-            expected, shape = plain.tree(count)
+            tokens, topology, accepted = fused.tree(count)
+            expected, shape, expected_accepted = plain.tree(count)
             assert torch.equal(tokens.cpu(), expected)
+            torch.testing.assert_close(accepted.cpu(), expected_accepted, rtol=1e-5, atol=1e-6)
             same(topology, shape, f"tree of {count} nodes of {level} levels")
         assert torch.equal(fused.chain().cpu(), plain.chain())
         for pool in ("tokens", "scores", "parents"):
@@ -147,7 +148,7 @@ def test_a_captured_expansion_follows_the_scores() -> None:
     def grown(begin: Start) -> tuple[Tensor, Tensor]:
         growing = begin(tokens, log_probs, 2)
         growing.grow(deeper, deeper_log_probs)
-        drafted, topology = growing.tree(59)
+        drafted, topology, _ = growing.tree(59)
         return drafted, topology.ancestors
 
     grown(expansion)  # compiles

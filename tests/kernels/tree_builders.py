@@ -82,7 +82,8 @@ def grown(trees: TreeStates, random: torch.Generator, nodes: int, *, chains: boo
     allowed = drafting(trees, chains=chains)
     growing = expanded(random, len(allowed), SHAPE.depth)
     length = min(nodes, SHAPE.depth)
-    draft = TreeDraft(*growing.tree(nodes), growing.chain, length)
+    tokens, topology, expected = growing.tree(nodes)
+    draft = TreeDraft(tokens, topology, growing.chain, length, expected=expected)
     own = [length if kind == Drafting.CHAIN else nodes for kind in allowed]
     return Draft(kept(draft, trees, allowed).tokens, own)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 from torch import Tensor
 
-from tests.unit.tree_reference import Drafter, Path, best_tree, expand, tree_of
+from tests.unit.tree_reference import Drafter, Path, accepted, best_tree, expand, tree_of
 from vllm_specext.tree.expansion import Expansion, Frontier, best_tokens
 from vllm_specext.tree.topology import unpack
 
@@ -67,10 +67,12 @@ def pool_size(k: int, levels: int) -> int:
 def test_the_tree_is_that_of_the_slow_reference(seeds: list[int], size: tuple[int, int], data: DataObject) -> None:
     k, levels = size
     nodes = data.draw(st.integers(1, pool_size(k, levels)))
-    tokens, topology = grow(seeds, k, levels)[0].tree(nodes)
+    tokens, topology, promised = grow(seeds, k, levels)[0].tree(nodes)
     for request, seed in enumerate(seeds):
         candidates, _ = expand(drafter_of(seed, k), k, levels)
-        expected = tree_of(best_tree(candidates, nodes))
+        kept = best_tree(candidates, nodes)
+        assert promised[request].item() == pytest.approx(accepted(kept), rel=1e-5)
+        expected = tree_of([node.path for node in kept])
         assert tokens[request].tolist() == expected.tokens[1:]
         assert topology.parents[request].tolist() == expected.parents
         assert topology.depths[request].tolist() == expected.depths
@@ -108,8 +110,8 @@ def test_every_prefix_is_the_best_tree_of_its_size(seeds: list[int], size: tuple
     k, levels = size
     expansion = grow(seeds, k, levels)[0]
     nodes = data.draw(st.integers(1, pool_size(k, levels)))
-    tokens, whole = expansion.tree(pool_size(k, levels))
-    fewer_tokens, fewer = expansion.tree(nodes)
+    tokens, whole, _ = expansion.tree(pool_size(k, levels))
+    fewer_tokens, fewer, _ = expansion.tree(nodes)
     assert torch.equal(fewer_tokens, tokens[:, :nodes])
     assert torch.equal(fewer.parents, whole.parents[:, : nodes + 1])
     assert torch.equal(fewer.depths, whole.depths[:, : nodes + 1])
@@ -124,10 +126,10 @@ def test_a_request_does_not_change_the_others(seeds: list[int], size: tuple[int,
     k, levels = size
     nodes = data.draw(st.integers(1, pool_size(k, levels)))
     together = grow(seeds, k, levels)[0]
-    tokens, topology = together.tree(nodes)
+    tokens, topology, _ = together.tree(nodes)
     for request, seed in enumerate(seeds):
         alone = grow([seed], k, levels)[0]
-        alone_tokens, alone_topology = alone.tree(nodes)
+        alone_tokens, alone_topology, _ = alone.tree(nodes)
         assert torch.equal(alone_tokens[0], tokens[request])
         assert torch.equal(alone_topology.ancestors[0], topology.ancestors[request])
         assert torch.equal(alone.chain()[0], together.chain()[request])
@@ -157,7 +159,7 @@ def test_trees_of_a_drafter_that_yields_nan_are_trees(rows: list[list[float]], k
     for level in range(2):
         picked = (torch.arange(k) + level) % len(rows)
         expansion.grow(*best_tokens(logits[picked][None], k))
-    tokens, topology = expansion.tree(pool_size(k, 3))
+    tokens, topology, _ = expansion.tree(pool_size(k, 3))
     parents, depths = topology.parents[0].tolist(), topology.depths[0].tolist()
     assert all(parents[node] < node and depths[node] == depths[parents[node]] + 1 for node in range(1, len(parents)))
     siblings = list(zip(parents[1:], tokens[0].tolist(), strict=True))
@@ -174,3 +176,16 @@ def test_best_tokens_come_with_their_log_probabilities_in_float32(dtype: torch.d
     assert log_probs.dtype == torch.float32
     torch.testing.assert_close(log_probs, expected.gather(-1, tokens))
     torch.testing.assert_close(log_probs, expected.sort(dim=-1, descending=True).values[..., :4])
+
+
+def test_sharper_rows_have_the_same_tokens_and_the_probabilities_of_a_lower_temperature() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    sharpness = torch.tensor([0.5, 1.0, 4.0])
+    tokens, log_probs = best_tokens(logits, 4, sharpness)
+    plain_tokens, plain = best_tokens(logits, 4)
+    assert torch.equal(tokens, plain_tokens)
+    expected = (logits / (1 / sharpness)[:, None]).log_softmax(dim=-1)
+    torch.testing.assert_close(log_probs, expected.gather(-1, tokens))
+    assert log_probs[0, 0] < plain[0, 0]
+    torch.testing.assert_close(log_probs[1], plain[1])
+    assert log_probs[2, 0] > plain[2, 0]

@@ -55,7 +55,7 @@ def paths(tokens: Tokens, ancestors: Tensor) -> set[Path]:
 
 
 def paths_of(expansion: Expansion, nodes: int) -> set[Path]:
-    tokens, topology = expansion.tree(nodes)
+    tokens, topology, _ = expansion.tree(nodes)
     return paths([-1, *tokens[0].tolist()], unpack(topology.ancestors[0], nodes + 1))
 
 
@@ -85,7 +85,7 @@ def test_two_cycles_grow_the_official_trees(drafter: GriffinDrafter, oracle: dic
 
 def test_depths_are_the_official_ones(drafter: GriffinDrafter, oracle: dict[str, Any]) -> None:
     official, nodes = oracle["tree"]["greedy"]["first"], oracle["total_token_arg"] - 1
-    _, topology = first_cycle(drafter, oracle)[0].tree(nodes)
+    _, topology, _ = first_cycle(drafter, oracle)[0].tree(nodes)
     assert sorted(topology.depths[0].tolist()) == sorted(official["tree_position_ids"].tolist())
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 from torch import Tensor
 
-from tests.unit.tree_reference import Candidate, Path, Tree, best, float32, tree_of
+from tests.unit.tree_reference import Candidate, Tree, accepted, best, float32, tree_of
 from vllm_specext.tree.expansion import best_tokens
 from vllm_specext.tree.marginals import best_tree, most_nodes
 from vllm_specext.tree.topology import Topology
@@ -56,10 +56,6 @@ def all_paths(draft: list[list[tuple[int, float]]]) -> list[Candidate]:
     return found
 
 
-def best_paths(draft: list[list[tuple[int, float]]], nodes: int) -> list[Path]:
-    return [node.path for node in best(all_paths(draft), nodes)]
-
-
 def shape(tokens: Tensor, topology: Topology, request: int) -> Tree:
     return Tree(topology.parents[request].tolist(), topology.depths[request].tolist(), [0, *tokens[request].tolist()])
 
@@ -68,9 +64,11 @@ def shape(tokens: Tensor, topology: Topology, request: int) -> Tree:
 def test_the_tree_has_the_best_of_all_paths(seeds: list[int], size: tuple[int, int], data: DataObject) -> None:
     nodes = data.draw(st.integers(1, most_nodes(*size)))
     drafts = [drafted(seed, *size) for seed in seeds]
-    tokens, topology = best_tree(*tensors(drafts), nodes)
+    tokens, topology, promised = best_tree(*tensors(drafts), nodes)
     for request, draft in enumerate(drafts):
-        expected = tree_of(best_paths(draft, nodes))
+        kept = best(all_paths(draft), nodes)
+        assert promised[request].item() == pytest.approx(accepted(kept), rel=1e-5)
+        expected = tree_of([node.path for node in kept])
         assert shape(tokens, topology, request) == expected._replace(tokens=[0, *expected.tokens[1:]])
 
 
@@ -78,8 +76,8 @@ def test_the_tree_has_the_best_of_all_paths(seeds: list[int], size: tuple[int, i
 def test_every_prefix_is_the_best_tree_of_its_size(seeds: list[int], size: tuple[int, int], data: DataObject) -> None:
     nodes = data.draw(st.integers(1, most_nodes(*size)))
     given_tensors = tensors([drafted(seed, *size) for seed in seeds])
-    tokens, whole = best_tree(*given_tensors, most_nodes(*size))
-    fewer_tokens, fewer = best_tree(*given_tensors, nodes)
+    tokens, whole, _ = best_tree(*given_tensors, most_nodes(*size))
+    fewer_tokens, fewer, _ = best_tree(*given_tensors, nodes)
     assert torch.equal(fewer_tokens, tokens[:, :nodes])
     assert torch.equal(fewer.parents, whole.parents[:, : nodes + 1])
     assert torch.equal(fewer.depths, whole.depths[:, : nodes + 1])
@@ -91,7 +89,7 @@ def test_a_drafter_that_yields_nan_drafts_trees(size: tuple[int, int], seed: int
     levels, k = size
     rng = random.Random(seed)
     logits = torch.tensor([rng.choices([0.0, 1.0, -math.inf, math.inf, math.nan], k=6) for _ in range(levels)])
-    tokens, topology = best_tree(*best_tokens(logits[None], k), most_nodes(levels, k))
+    tokens, topology, _ = best_tree(*best_tokens(logits[None], k), most_nodes(levels, k))
     parents, depths = topology.parents[0].tolist(), topology.depths[0].tolist()
     assert all(parents[node] < node and depths[node] == depths[parents[node]] + 1 for node in range(1, len(parents)))
     siblings = list(zip(parents[1:], tokens[0].tolist(), strict=True))
@@ -101,7 +99,7 @@ def test_a_drafter_that_yields_nan_drafts_trees(size: tuple[int, int], seed: int
 def test_a_level_that_keeps_too_few_misses_a_path() -> None:
     """That the levels are as wide as they have to be can be seen: the third of four nodes is on the first level."""
     draft = [[(0, -0.1), (1, -0.2), (2, -0.3)], [(3, -4.0), (4, -5.0), (5, -6.0)]]
-    tokens, topology = best_tree(*tensors([draft]), 4)
+    tokens, topology, _ = best_tree(*tensors([draft]), 4)
     assert tokens.tolist() == [[0, 1, 2, 3]]
     assert topology.parents.tolist() == [[0, 0, 0, 0, 1]]
 

@@ -3,6 +3,7 @@
 A node's path is the tuple of drafted tokens from the root's child to the node.
 """
 
+import math
 import struct
 from collections.abc import Callable
 from typing import NamedTuple
@@ -45,9 +46,14 @@ def expand(drafter: Drafter, k: int, levels: int) -> tuple[list[list[Candidate]]
     return candidates, frontiers
 
 
-def best_tree(candidates: list[list[Candidate]], nodes: int) -> list[Path]:
-    """Paths of the best candidates of all levels, best first."""
-    return [node.path for node in best([node for level in candidates for node in level], nodes)]
+def best_tree(candidates: list[list[Candidate]], nodes: int) -> list[Candidate]:
+    """The best candidates of all levels, best first."""
+    return best([node for level in candidates for node in level], nodes)
+
+
+def accepted(nodes: list[Candidate]) -> float:
+    """How many of a tree's nodes are accepted, if the probabilities of their paths are right."""
+    return sum(math.exp(node.score) for node in nodes)
 
 
 class Tree(NamedTuple):

@@ -53,6 +53,11 @@ class MethodOptions(BaseModel):
         return False
 
     @property
+    def calibrates(self) -> bool:
+        """Whether the sharpness of trees is learned from what is accepted."""
+        return False
+
+    @property
     def needs_prediction(self) -> bool:
         """Whether nothing can be drafted for a request that gives no prediction."""
         return False

@@ -13,7 +13,7 @@ TOP_K = (
 )
 
 
-TREE_KEYS = frozenset({"tree_depth", "tree_top_k", "prediction_tokens"})
+TREE_KEYS = frozenset({"tree_depth", "tree_top_k", "calibrated_trees", "prediction_tokens"})
 """Keys of `TreeOptions` that vLLM does not have."""
 
 BLOCK_DROP = "keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
@@ -31,6 +31,11 @@ class TreeOptions(MethodOptions):
         None, description="attention backend of the drafter; vLLM chooses when absent"
     )
 
+    calibrated_trees: bool = Field(
+        True,
+        description="learn from what is accepted how far the drafter's probabilities can be trusted, for trees of the "
+        "tokens that are accepted most often; when false, they are taken as they are, as published",
+    )
     prediction_tokens: int = Field(
         0,
         ge=0,
@@ -38,6 +43,10 @@ class TreeOptions(MethodOptions):
         description="tokens of a request's own prediction that are verified at once, in the place of a tree, while the "
         "answer goes on as predicted; 0 reads no predictions",
     )
+
+    @property
+    def calibrates(self) -> bool:
+        return self.calibrated_trees and self.tree is not None
 
     @property
     def predicted(self) -> Predicted | None:

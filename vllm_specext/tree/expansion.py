@@ -16,10 +16,14 @@ from vllm_specext.tree.budget import pool_size
 from vllm_specext.tree.topology import Topology, pack
 
 
-def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The ``k`` most likely tokens ``[..., k]`` int64 and their log-probabilities, float32; ``logits`` ``[..., V]``."""
+def best_tokens(logits: Tensor, k: int, sharpness: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The ``k`` most likely tokens ``[..., k]`` int64 and their log-probabilities, float32; ``logits`` ``[..., V]``.
+    ``sharpness`` ``[...]`` float32 above 0: what a row's logits are multiplied by before they become probabilities, the
+    inverse of a temperature; 1 when absent."""
     logits = logits.float()
     best, tokens = logits.topk(k, dim=-1)
+    if sharpness is not None:
+        logits, best = logits * sharpness[..., None], best * sharpness[..., None]
     log_probs = best - logits.logsumexp(dim=-1, keepdim=True)
     # A drafter that yields NaN drafts badly; its trees are trees all the same.
     return tokens, log_probs.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0)
@@ -60,8 +64,9 @@ class Expansion:
         self.grown += 1
         self.frontier = self._grow(tokens, log_probs, self.frontier)
 
-    def tree(self, nodes: int) -> tuple[Tensor, Topology]:
-        """Tokens ``[R, nodes]`` and shape of the ``nodes`` best candidates, best first."""
+    def tree(self, nodes: int) -> tuple[Tensor, Topology, Tensor]:
+        """Tokens ``[R, nodes]`` and shape of the ``nodes`` best candidates, best first, and how many of them are
+        accepted if the probabilities are right, ``[R]`` float32: the sum of those of their paths."""
         return self._tree(nodes)
 
     @property
@@ -106,7 +111,7 @@ class Expansion:
             visible=inherited | self._own_bits(),
         )
 
-    def _tree(self, nodes: int) -> tuple[Tensor, Topology]:
+    def _tree(self, nodes: int) -> tuple[Tensor, Topology, Tensor]:
         scores, parents = self.scores[:, : self.size], self.parents[:, : self.size]
         order = _best(scores, self.size)
         kept = order[:, :nodes]
@@ -118,7 +123,7 @@ class Expansion:
         depths = torch.where(kept < self.k, 1, 2 + (kept - self.k) // self.k**2)
         root = parent.new_zeros(parent.shape[0], 1)
         topology = Topology.of(torch.cat((root, parent), dim=1), torch.cat((root, depths), dim=1), self.levels)
-        return self.tokens.gather(1, kept), topology
+        return self.tokens.gather(1, kept), topology, scores.gather(1, kept).exp().sum(dim=1)
 
     def _level(self, level: int) -> slice:
         """The places of a level's candidates."""

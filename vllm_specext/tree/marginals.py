@@ -13,8 +13,9 @@ from torch import Tensor
 from vllm_specext.tree.topology import Topology
 
 
-def best_tree(tokens: Tensor, log_probs: Tensor, nodes: int) -> tuple[Tensor, Topology]:
-    """The ``nodes`` most likely nodes, best first: their tokens ``[R, nodes]`` int64, and the trees.
+def best_tree(tokens: Tensor, log_probs: Tensor, nodes: int) -> tuple[Tensor, Topology, Tensor]:
+    """The ``nodes`` most likely nodes, best first: their tokens ``[R, nodes]`` int64, the trees, and how many of the
+    tokens are accepted if the probabilities are right, ``[R]`` float32.
 
     ``tokens`` and ``log_probs`` ``[R, D, k]``, int64 and float32: the ``k`` most likely of each of ``D`` positions,
     best first. ``nodes`` is at most ``most_nodes(D, k)``.
@@ -32,7 +33,8 @@ def best_tree(tokens: Tensor, log_probs: Tensor, nodes: int) -> tuple[Tensor, To
         parents.append(first + order // k)
         depths.append(torch.full_like(order, level + 1))
         first += width
-    order = torch.cat(scores[1:], dim=1).argsort(dim=1, descending=True, stable=True)
+    ranked = torch.cat(scores[1:], dim=1)
+    order = ranked.argsort(dim=1, descending=True, stable=True)
     place = torch.arange(1, order.shape[1] + 1, device=order.device).expand_as(order)
     root = order.new_zeros(requests, 1)
     node_of = torch.cat((root, torch.empty_like(order).scatter_(1, order, place)), dim=1)
@@ -40,7 +42,7 @@ def best_tree(tokens: Tensor, log_probs: Tensor, nodes: int) -> tuple[Tensor, To
     parent = node_of.gather(1, torch.cat(parents, dim=1).gather(1, order))
     depth = torch.cat(depths, dim=1).gather(1, order)
     shape = Topology.of(torch.cat((root, parent), dim=1), torch.cat((root, depth), dim=1), levels)
-    return torch.cat(kept, dim=1).gather(1, order), shape
+    return torch.cat(kept, dim=1).gather(1, order), shape, ranked.gather(1, order).exp().sum(dim=1)
 
 
 def most_nodes(levels: int, k: int) -> int:

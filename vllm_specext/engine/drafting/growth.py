@@ -34,21 +34,28 @@ class Roots:
     """Whether keys and values are kept, ``[R]`` bool."""
     itself: Tensor
     """A row that sees itself alone, as bits, ``[1, 1, 1]`` int32."""
+    sharpness: Tensor
+    """What the drafter's logits are multiplied by, ``[R]`` float32."""
 
     @classmethod
     def buffers(cls, requests: int, device: torch.device) -> "Roots":
         starts = torch.zeros(requests, dtype=torch.int64, device=device)
         itself = torch.ones(1, 1, 1, dtype=torch.int32, device=device)
-        return cls(starts, torch.zeros(requests, dtype=torch.bool, device=device), itself)
+        written = torch.zeros(requests, dtype=torch.bool, device=device)
+        return cls(starts, written, itself, torch.ones(requests, dtype=torch.float32, device=device))
 
     def part(self, requests: int) -> "Roots":
         """The first so many ``requests``."""
-        return Roots(self.starts[:requests], self.written[:requests], self.itself)
+        return Roots(self.starts[:requests], self.written[:requests], self.itself, self.sharpness[:requests])
 
     def take(self, starts: Tensor, written: bool) -> None:
         """Fill in the first requests."""
         self.starts[: len(starts)] = starts
         self.written[: len(starts)] = written
+
+    def sharpen(self, sharpness: Tensor) -> None:
+        """Fill in the ``sharpness`` of the first requests."""
+        self.sharpness[: len(sharpness)] = sharpness
 
     def nodes(self, ids: Tensor, root_slots: int) -> Nodes:
         """The roots ``ids`` ``[R]`` as a row each, at their own KV slots, which are ``root_slots`` before the trees."""
@@ -74,9 +81,9 @@ class FirstLevel:
     """What the tokens' own pass reads, ``[R, d]``; ``None`` where it reads nothing but them."""
 
 
-Best = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+Best = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
 """The most likely tokens of the target that follow rows with these features, so many for each, best first, and their
-log-probabilities."""
+log-probabilities with the sharpness of each row."""
 
 Start = Callable[[int, bool, int], FirstLevel]
 """Finds the first level for so many requests; after the accepted paths were read from their buffers, or without; with
@@ -94,6 +101,7 @@ def grow(
     """Trees of this ``shape``, one level after the other. ``longest``: KV slots of the longest request before its first
     drafted node."""
     requests, k, starts = len(roots.starts), shape.top_k, roots.starts[:, None]
+    sharpness = roots.sharpness[:, None].expand(-1, k).flatten()
     features = None if first.features is None else first.features[:, None].expand(-1, k, -1)
     growing = expansion(first.tokens[:, :k], first.log_probs[:, :k], shape.depth)
     for level in range(shape.depth - 1):
@@ -107,14 +115,14 @@ def grow(
             features=features,
         )
         predict, regress = passes(nodes, (level + 1) * k, longest + (shape.depth - 1) * k)
-        tokens, log_probs = best(predict, k)
+        tokens, log_probs = best(predict, k, sharpness)
         growing.grow(tokens.view(requests, k, -1), log_probs.view(requests, k, -1))
         if regress is not None:
             parents = growing.frontier.parents[..., None].expand(-1, -1, regress.shape[-1])
             features = regress.view(requests, k, -1).gather(1, parents)
-    tokens, topology = growing.tree(shape.nodes)
+    tokens, topology, expected = growing.tree(shape.nodes)
     # The scheduler takes no more of a chain than the tree has levels; what follows is only ever padding.
-    return TreeDraft(tokens, topology, growing.chain, chain_lengths=min(shape.depth, shape.nodes))
+    return TreeDraft(tokens, topology, growing.chain, min(shape.depth, shape.nodes), expected=expected)
 
 
 class LevelByLevel:

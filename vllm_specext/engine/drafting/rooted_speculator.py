@@ -73,6 +73,7 @@ class RootedSpeculator(StepSpeculator):
         requests, shape = step.requests, self.sizes.shape_for(step.length, step.requests)
         self.roots.take(step.lengths() + self.root_slots, written=not step.dummy)
         self.root_ids[:requests] = step.newest_tokens()
+        self.sharpen(step, self.roots, shape.top_k)
         paths = step.accepted_by_all(self.path_width) if self.inputs.holds_paths(requests) else None
         if paths is None:
             self.keep_rows(step)

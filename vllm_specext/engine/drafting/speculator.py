@@ -9,6 +9,8 @@ from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from vllm_specext.engine.drafting.calibrated import CalibratedTrees
+from vllm_specext.engine.drafting.growth import Roots
 from vllm_specext.engine.drafting.predictions import Predictions
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
@@ -30,6 +32,8 @@ class StepSpeculator(DraftModelSpeculator):
         super().__init__(vllm_config, device)
         predicted = vllm_config.speculative_config.options.predicted
         self.predictions = None if predicted is None else Predictions(predicted, self.num_speculative_steps)
+        calibrates = vllm_config.speculative_config.options.calibrates
+        self.calibrated = CalibratedTrees(device) if calibrates else None
 
     def set_attn(self, model_state: Any, *args: Any) -> None:
         super().set_attn(model_state, *args)
@@ -45,6 +49,12 @@ class StepSpeculator(DraftModelSpeculator):
     def steps(self) -> TreeSteps | None:
         """The target's steps over draft trees; ``None`` where it verifies chains, and before there are caches."""
         return getattr(getattr(self, "model_state", None), "steps", None)
+
+    def sharpen(self, step: Step, roots: Roots, top_k: int) -> None:
+        """Learn from ``step`` how sharp the drafter's probabilities ought to be, for what grows from ``roots``; nothing
+        depends on it in chains, where ``top_k`` is 1."""
+        if self.calibrated is not None and top_k > 1:
+            roots.sharpen(self.calibrated.sharpness(step, None if self.steps is None else self.steps.trees))
 
     def hand_over(self, step: Step, grown: TreeDraft, top_k: int) -> Drafts:
         """Keep what was ``grown`` after ``step`` for the target's next one: trees, or chains where ``top_k`` is 1."""

@@ -27,11 +27,14 @@ class TreeDraft:
     """How many of them count: ``[R, 1]``, or one number for all."""
     num_nodes: Tensor | None = None
     """Nodes of each request, ``[R]``; ``None`` where there is no padding."""
+    expected: Tensor | None = None
+    """How many tokens of each tree are expected to be accepted, ``[R]`` float32; ``None`` where nobody says."""
 
     def part(self, requests: int) -> "TreeDraft":
         """The same for the first so many ``requests``."""
         topology = Topology(*(tensor[:requests] for tensor in vars(self.topology).values()))
-        return replace(self, tokens=self.tokens[:requests], topology=topology)
+        expected = None if self.expected is None else self.expected[:requests]
+        return replace(self, tokens=self.tokens[:requests], topology=topology, expected=expected)
 
     def with_chains(self, chosen: Tensor) -> "TreeDraft":
         """Chains for the requests that are ``chosen`` ``[R, 1]`` bool, of the same shapes."""
@@ -58,7 +61,8 @@ def hand_over(draft: TreeDraft, batch: InputBatch, model_state: Any) -> TreeDraf
     needs_chain = model_state.drafting[batch.idx_mapping_np] != Drafting.TREE
     if needs_chain.any():
         draft = draft.with_chains(async_tensor_h2d(needs_chain, device=draft.tokens.device)[:, None])
-    model_state.steps.trees.write(batch.idx_mapping, batch.idx_mapping_np, draft.topology, needs_chain)
+    slots = batch.idx_mapping, batch.idx_mapping_np
+    model_state.steps.trees.write(*slots, draft.topology, needs_chain, expected=draft.expected)
     return draft
 
 

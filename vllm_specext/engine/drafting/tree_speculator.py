@@ -121,6 +121,7 @@ class TreeSpeculator(ChainSpeculator):
         return self.hand_over(step, self._grow(step, shape), shape.top_k)
 
     def _grow(self, step: Step, shape: TreeShape) -> TreeDraft:
+        self.sharpen(step, self.roots, shape.top_k)
         paths = self._paths(step) if self.inputs.holds_paths(step.requests) else None
         if paths is None:
             self._read_rows(step, 1)
@@ -163,7 +164,8 @@ class TreeSpeculator(ChainSpeculator):
         captured graph ends here, and the levels go on outside."""
         if self.only_reads:
             return self.first_tokens[: len(hidden_states), 0]
-        tokens, log_probs = self._best(hidden_states, self.sizes.largest.top_k)
+        sharpness = self.roots.sharpness[: len(hidden_states)]
+        tokens, log_probs = self._best(hidden_states, self.sizes.largest.top_k, sharpness)
         self.first_tokens[: len(tokens)] = tokens
         self.first_log_probs[: len(tokens)] = log_probs
         return tokens[:, 0]
@@ -183,11 +185,11 @@ class TreeSpeculator(ChainSpeculator):
         predict, regress = self.passes(nodes, width, longest)
         self.drafter.ask_for(self.model, None)
         assert regress is not None
-        tokens, log_probs = self._best(predict[rows], self.sizes.largest.top_k)
+        tokens, log_probs = self._best(predict[rows], self.sizes.largest.top_k, self.roots.sharpness[:requests])
         return FirstLevel(tokens, log_probs, regress[rows])
 
-    def _best(self, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        tokens, log_probs = best_tokens(self.model.compute_logits(features), k)
+    def _best(self, features: Tensor, k: int, sharpness: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, log_probs = best_tokens(self.model.compute_logits(features), k, sharpness)
         return self.drafter.target_ids(self.model, tokens), log_probs
 
     def _run(self, nodes: Nodes, metadata: dict[str, Any] | None, slot_mappings: dict[str, Tensor] | None) -> Features:

@@ -38,6 +38,9 @@ class TreeStates:
         self.topology = Topology.chain(max_num_reqs, shape.nodes, device)
         self.is_chain = np.ones(max_num_reqs, dtype=bool)
         self.is_long = np.zeros(max_num_reqs, dtype=bool)
+        self.expected = torch.zeros(max_num_reqs, dtype=torch.float32, device=device)
+        """How many tokens of the tree are expected to be accepted, where ``is_told``."""
+        self.is_told = np.zeros(max_num_reqs, dtype=bool)
         self.causal = self.topology.ancestors[0].clone()
         """Ancestors of a chain's nodes, ``[N + 1, words]``."""
         self._itself = torch.arange(shape.nodes + 1, device=device)
@@ -52,9 +55,11 @@ class TreeStates:
         topology: Topology,
         is_chain: np.ndarray | bool,
         is_long: np.ndarray | bool = False,
+        expected: Tensor | None = None,
     ) -> None:
         """Keep the trees just drafted for the requests in ``slots`` ``[R]``, which are on the device and on the host.
-        ``is_chain`` and ``is_long``, ``[R]`` or one for all: which are chains, and longer ones than trees are deep."""
+        ``is_chain`` and ``is_long``, ``[R]`` or one for all: which are chains, and longer ones than trees are deep.
+        ``expected``: how many tokens of those that are no chains are expected to be accepted, ``[R]``."""
         nodes = topology.parents.shape[1]
         self.topology.parents[slots, :nodes] = topology.parents
         self.topology.depths[slots, :nodes] = topology.depths
@@ -64,6 +69,9 @@ class TreeStates:
             # Whatever is scheduled beyond what was drafted is padding, and not a part of an older tree.
             self.topology.parents[slots, nodes:] = self._itself[nodes:]
         self.is_chain[slots_np], self.is_long[slots_np] = is_chain, is_long
+        self.is_told[slots_np] = np.logical_not(is_chain) & (expected is not None)
+        if expected is not None:
+            self.expected[slots] = expected
 
     def lay_out(self, batch: InputBatch, prefill_lens: Tensor) -> TreeLayout | None:
         """Lay out the trees that ``batch`` verifies, whose positions become those of the nodes' depths; ``None`` where

@@ -32,11 +32,12 @@ def _flip(bits):
 
 @triton.jit
 def _best_of_blocks_kernel(
-    logits_ptr, best_ptr, largest_ptr, sums_ptr, stride, count,
+    logits_ptr, sharpness_ptr, best_ptr, largest_ptr, sums_ptr, stride, count,
     K: tl.constexpr, BLOCK: tl.constexpr, IS_SHORT: tl.constexpr,
 ):  # fmt: skip
     """Grid ``rows, blocks``. ``best_ptr`` ``[rows, blocks, K]`` int64: packed logits, best first. ``largest_ptr`` and
-    ``sums_ptr`` ``[rows, blocks]``: the largest logit, and the sum of the exponentials of all after it is taken off.
+    ``sums_ptr`` ``[rows, blocks]``: the largest logit, and the sum of the exponentials of all, after it is taken off
+    and the rest is multiplied by the row's ``sharpness_ptr`` ``[rows]``.
     ``IS_SHORT``: logits have 16 bits, and so the 13 lowest of their float32's are 0."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = tl.arange(0, BLOCK)
@@ -46,7 +47,8 @@ def _best_of_blocks_kernel(
     largest = tl.max(logit, 0)
     to = row * tl.num_programs(1) + block
     tl.store(largest_ptr + to, largest)
-    tl.store(sums_ptr + to, tl.sum(tl.exp(logit - tl.where(largest == float("-inf"), 0.0, largest)), 0))
+    sharpness = tl.load(sharpness_ptr + row)
+    tl.store(sums_ptr + to, tl.sum(tl.exp(sharpness * (logit - tl.where(largest == float("-inf"), 0.0, largest))), 0))
 
     bits = tl.where(logit == 0, 0.0, logit).to(tl.int32, bitcast=True)  # or -0.0 would rank below 0.0
     rank = tl.where(logit == logit, _flip(bits), NAN)
@@ -72,7 +74,7 @@ def _best_of_blocks_kernel(
 
 @triton.jit
 def _best_of_rows_kernel(
-    best_ptr, largest_ptr, sums_ptr, tokens_ptr, log_probs_ptr, blocks,
+    best_ptr, sharpness_ptr, largest_ptr, sums_ptr, tokens_ptr, log_probs_ptr, blocks,
     K: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Grid ``rows``: of the blocks' ``best_ptr`` ``[rows, blocks, K]`` the ``K`` best, with their log-probabilities."""
@@ -82,7 +84,8 @@ def _best_of_rows_kernel(
     sums = tl.load(sums_ptr + row * blocks + block, mask=block < blocks, other=0.0)
     top = tl.max(largest, 0)
     # NaN where a logit is NaN or infinite, or all are -inf: then no token has a probability.
-    total = top + tl.log(tl.sum(sums * tl.exp(largest - top), 0))
+    sharpness = tl.load(sharpness_ptr + row)
+    total = tl.log(tl.sum(sums * tl.exp(sharpness * (largest - top)), 0))
 
     candidate = tl.arange(0, BLOCK_C)
     packed = tl.load(best_ptr + row * blocks * K + candidate, mask=candidate < blocks * K, other=NONE)
@@ -90,7 +93,7 @@ def _best_of_rows_kernel(
         best = tl.max(packed, 0)
         packed = tl.where(packed == best, NONE, packed)
         logit = _flip((best >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
-        log_prob = logit - total
+        log_prob = sharpness * (logit - top) - total
         log_prob = tl.where(log_prob == log_prob, tl.minimum(log_prob, 0.0), float("-inf"))
         tl.store(tokens_ptr + row * K + nth, 0x7FFFFFFF - (best & 0x7FFFFFFF))
         tl.store(log_probs_ptr + row * K + nth, log_prob)
@@ -102,10 +105,10 @@ def takes(logits: Tensor, k: int) -> bool:
     return is_float and logits.stride(-1) == 1 and 0 < k <= min(logits.shape[-1], LARGEST_BLOCK)
 
 
-def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def best_tokens(logits: Tensor, k: int, sharpness: Tensor) -> tuple[Tensor, Tensor]:
     """``tree.expansion.best_tokens``; of equally likely tokens the one with the lower number comes first."""
     count = logits.shape[-1]
-    rows = logits.reshape(-1, count)
+    rows, sharpness = logits.reshape(-1, count), sharpness.reshape(-1)
     block = min(LARGEST_BLOCK, triton.next_power_of_2(count))
     blocks = triton.cdiv(count, block)
     best = torch.empty(len(rows), blocks, k, dtype=torch.int64, device=rows.device)
@@ -115,12 +118,12 @@ def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     tokens = torch.empty(*logits.shape[:-1], k, dtype=torch.int64, device=rows.device)
     log_probs = torch.empty(*logits.shape[:-1], k, dtype=torch.float32, device=rows.device)
     _best_of_blocks_kernel[len(rows), blocks](
-        rows, best, largest, sums, rows.stride(0), count,
+        rows, sharpness, best, largest, sums, rows.stride(0), count,
         K=k, BLOCK=block, IS_SHORT=logits.element_size() == 2, num_warps=4,
     )  # fmt: skip
     candidates = triton.next_power_of_2(blocks * k)
     _best_of_rows_kernel[(len(rows),)](
-        best, largest, sums, tokens, log_probs, blocks,
+        best, sharpness, largest, sums, tokens, log_probs, blocks,
         K=k, BLOCK_B=triton.next_power_of_2(blocks), BLOCK_C=candidates, num_warps=1 if candidates <= 512 else 4,
     )  # fmt: skip
     return tokens, log_probs

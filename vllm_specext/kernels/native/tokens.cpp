@@ -13,14 +13,14 @@ bool comes_before(float a, float b) {  // NaN is the largest, as in torch
 
 class Row {
  public:
-  Row(const float* logits, int64_t count) : logits(logits), count(count) {}
+  Row(const float* logits, int64_t count, float sharpness) : logits(logits), count(count), sharpness(sharpness) {}
 
   void best(int64_t k, int64_t* tokens, float* log_probs) {
     look();
     choose(k, tokens, log_probs);
     float total = log_of_sum();
     for (int64_t i = 0; i < k; i++) {
-      float own = log_probs[i] - total;
+      float own = sharpness * (log_probs[i] - top) - total;
       log_probs[i] = own != own ? NONE : std::min(own, 0.0f);
     }
   }
@@ -70,22 +70,24 @@ class Row {
     }
   }
 
-  // NaN where a logit is NaN or infinite, or all are -inf: then no token has a probability.
+  // Of the sharpened logits less the largest. NaN where a logit is NaN or infinite, or all are -inf: then no token has a
+  // probability.
   float log_of_sum() const {
     if (has_nan || std::isinf(top)) return NAN;
-    Vector first = {}, second = {};
+    Vector first = {}, second = {}, sharp = spread(sharpness);
     int64_t i = 0;
     for (; i + 2 * LANES <= count; i += 2 * LANES) {
-      first += exponential(load(logits + i) - spread(top));
-      second += exponential(load(logits + i + LANES) - spread(top));
+      first += exponential(sharp * (load(logits + i) - spread(top)));
+      second += exponential(sharp * (load(logits + i + LANES) - spread(top)));
     }
     float total = sum_of(first + second);
-    for (; i < count; i++) total += std::exp(logits[i] - top);
-    return top + std::log(total);
+    for (; i < count; i++) total += std::exp(sharpness * (logits[i] - top));
+    return std::log(total);
   }
 
   const float* logits;
   int64_t count;
+  float sharpness;
   bool has_nan = false;
   float top = NONE;
   static thread_local std::vector<float> largest;
@@ -97,7 +99,7 @@ thread_local std::vector<float> Row::largest;
 
 extern "C" int64_t best_tokens(const int64_t* words) {
   Arguments next(words);
-  Tensor logits = next.tensor(), tokens = next.tensor(), log_probs = next.tensor();
+  Tensor logits = next.tensor(), sharpness = next.tensor(), tokens = next.tensor(), log_probs = next.tensor();
   int64_t threads = next.integer(), rows = logits.sizes[0], count = logits.sizes[1], k = tokens.sizes[1];
   (void)threads;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
@@ -110,7 +112,7 @@ extern "C" int64_t best_tokens(const int64_t* words) {
       widen(own, logits.type, 1, count, wide.data());
       values = wide.data();
     }
-    Row(values, count).best(k, tokens.at<int64_t>(row), log_probs.at<float>(row));
+    Row(values, count, *sharpness.at<float>(row)).best(k, tokens.at<int64_t>(row), log_probs.at<float>(row));
   }
   return DONE;
 }

@@ -1,6 +1,8 @@
-// What a step does with the shape of trees: where their rows lie, which of them are accepted, and how they grow. All of
-// it is comparing and copying integers, so that results are those of the torch bodies bit by bit.
+// What a step does with the shape of trees: where their rows lie, which of them are accepted, and how they grow. All but
+// the number of tokens that a tree may expect is comparing and copying, so that results are those of the torch bodies
+// bit by bit.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "arguments.h"
@@ -152,6 +154,7 @@ extern "C" int64_t best_tree(const int64_t* words) {
   Arguments next(words);
   Tensor pool_tokens = next.tensor(), pool_scores = next.tensor(), pool_parents = next.tensor();
   Tensor tokens = next.tensor(), parents = next.tensor(), depths = next.tensor(), ancestors = next.tensor();
+  Tensor expected = next.tensor();
   int64_t size = next.integer(), k = next.integer(), levels = next.integer();
   int64_t count = tokens.sizes[1], width = ancestors.sizes[2];
   static thread_local std::vector<uint64_t> keys;
@@ -162,9 +165,12 @@ extern "C" int64_t best_tree(const int64_t* words) {
     std::sort(keys.begin(), keys.end());
     for (int64_t rank = 0; rank < size; rank++) node_of[static_cast<uint32_t>(keys[rank])] = rank + 1;
     *parents.at<int64_t>(request, 0) = *depths.at<int64_t>(request, 0) = 0;
+    float* accepted = expected.at<float>(request);
+    *accepted = 0;
     for (int64_t node = 1; node <= count; node++) {
       int64_t candidate = static_cast<uint32_t>(keys[node - 1]), parent = *pool_parents.at<int64_t>(request, candidate);
       *tokens.at<int64_t>(request, node - 1) = *pool_tokens.at<int64_t>(request, candidate);
+      *accepted += std::exp(*pool_scores.at<float>(request, candidate));
       *parents.at<int64_t>(request, node) = parent < 0 ? 0 : node_of[parent];
       *depths.at<int64_t>(request, node) = candidate < k ? 1 : 2 + (candidate - k) / (k * k);
     }

@@ -84,10 +84,12 @@ def _grow_kernel(
 @triton.jit(do_not_specialize=["size", "nodes", "num_words", "levels"])
 def _tree_kernel(
     tokens_ptr, scores_ptr, parents_ptr, node_of_ptr, candidate_of_ptr,
-    tree_tokens_ptr, tree_parents_ptr, tree_depths_ptr, ancestors_ptr, stride_pool, size, nodes, num_words, levels,
+    tree_tokens_ptr, tree_parents_ptr, tree_depths_ptr, ancestors_ptr, expected_ptr,
+    stride_pool, size, nodes, num_words, levels,
     K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Grid ``requests``. ``node_of_ptr`` and ``candidate_of_ptr`` ``[R, size]`` int32 are scratch."""
+    """Grid ``requests``. ``node_of_ptr`` and ``candidate_of_ptr`` ``[R, size]`` int32 are scratch. ``expected_ptr``
+    ``[R]``: the sum of the probabilities of the nodes' paths."""
     request = tl.program_id(0).to(tl.int64)
     tokens_ptr += request * stride_pool
     scores_ptr += request * stride_pool
@@ -103,6 +105,8 @@ def _tree_kernel(
         rank += _ahead(other, at, score, place)
     tl.store(node_of_ptr + place, rank + 1, mask=place < size)
     tl.store(candidate_of_ptr + rank, place, mask=place < size)
+    expected = tl.sum(tl.where((rank < nodes) & (place < size), tl.exp(score), 0.0), 0)
+    tl.store(expected_ptr + request, expected)
     tl.debug_barrier()  # what one thread has written others read
 
     node = tl.arange(0, BLOCK_N)
@@ -152,18 +156,19 @@ class FusedExpansion(Expansion):
         )  # fmt: skip
         return Frontier(nodes[0], scores, nodes[1], nodes[2], visible)
 
-    def _tree(self, nodes: int) -> tuple[Tensor, Topology]:
+    def _tree(self, nodes: int) -> tuple[Tensor, Topology, Tensor]:
         requests, num_words = self.tokens.shape[0], words(nodes + 1)
         # Each a tensor of its own: where the half of one is aligned to less, Triton compiles another variant.
         scratch = [self.tokens.new_empty(requests, self.size, dtype=torch.int32) for _ in range(2)]
         tokens = self.tokens.new_empty(requests, nodes)
         parents, depths = (self.tokens.new_empty(requests, nodes + 1) for _ in range(2))
         ancestors = self.tokens.new_empty(requests, nodes + 1, num_words, dtype=torch.int32)
+        expected = self.scores.new_empty(requests)
         block_p = triton.next_power_of_2(self.size)
         _tree_kernel[requests,](
-            self.tokens, self.scores, self.parents, *scratch, tokens, parents, depths, ancestors,
+            self.tokens, self.scores, self.parents, *scratch, tokens, parents, depths, ancestors, expected,
             self.scores.stride(0), self.size, nodes, num_words, self.grown,
             K=self.k, BLOCK_P=block_p, BLOCK_N=triton.next_power_of_2(nodes + 1),
             BLOCK_W=triton.next_power_of_2(num_words), num_warps=8 if block_p > 512 else 4,
         )  # fmt: skip
-        return tokens, Topology(parents, depths, ancestors)
+        return tokens, Topology(parents, depths, ancestors), expected

@@ -31,6 +31,7 @@ BEST_TREE = Operator(
         "out_parents": LONG,
         "out_depths": LONG,
         "out_ancestors": WORD,
+        "out_expected": SINGLE,
     },
     "int size, int k, int levels",
 )
@@ -63,12 +64,12 @@ class NativeExpansion(Expansion):
         tokens, candidates, parents = nodes.unbind()
         return Frontier(tokens, scores, candidates, parents, visible)
 
-    def _tree(self, nodes: int) -> tuple[Tensor, Topology]:
+    def _tree(self, nodes: int) -> tuple[Tensor, Topology, Tensor]:
         requests, nodes = len(self.tokens), min(nodes, self.size)
         tokens = self.tokens.new_empty(requests, nodes)
         parents, depths = self.tokens.new_empty(2, requests, nodes + 1).unbind()
         ancestors = self.tokens.new_empty(requests, nodes + 1, words(nodes + 1), dtype=torch.int32)
-        BEST_TREE.overload(
-            self.tokens, self.scores, self.parents, tokens, parents, depths, ancestors, self.size, self.k, self.levels
-        )
-        return tokens, Topology(parents, depths, ancestors)
+        expected = self.scores.new_empty(requests)
+        made = tokens, parents, depths, ancestors, expected
+        BEST_TREE.overload(self.tokens, self.scores, self.parents, *made, self.size, self.k, self.levels)
+        return tokens, Topology(parents, depths, ancestors), expected

@@ -72,7 +72,8 @@ class BlockSpeculator(RootedSpeculator):
         if reads_paths:
             self.keep_paths(requests)
         passed = [self._pass(first, min(self.together, requests - first), longest) for first in self._firsts(requests)]
-        return self.make_tree(self.model, torch.cat(passed), self.root_ids[:requests], shape, self.sizes.largest.top_k)
+        roots = self.root_ids[:requests], self.roots.sharpness[:requests]
+        return self.make_tree(self.model, torch.cat(passed), *roots, shape, self.sizes.largest.top_k)
 
     def _firsts(self, requests: int) -> range:
         return range(0, requests, self.together)

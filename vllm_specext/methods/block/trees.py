@@ -14,22 +14,27 @@ from vllm_specext.kernels.tree_expansion import expansion
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.marginals import best_tree
 
-MakeTree = Callable[[Any, Tensor, Tensor, TreeShape, int], TreeDraft]
-"""Makes trees of a drafter's ``model`` from its features ``[R, L, d]`` of the positions, the roots' tokens ``[R]`` and
-the trees' shape; at most so many tokens of a position are candidates."""
+MakeTree = Callable[[Any, Tensor, Tensor, Tensor, TreeShape, int], TreeDraft]
+"""Makes trees of a drafter's ``model`` from its features ``[R, L, d]`` of the positions, the roots' tokens ``[R]``, the
+sharpness of their probabilities ``[R]`` and the trees' shape; at most so many tokens of a position are candidates."""
 
 
-def of_marginals(model: Any, features: Tensor, roots: Tensor, shape: TreeShape, most: int) -> TreeDraft:
+def of_marginals(
+    model: Any, features: Tensor, roots: Tensor, sharpness: Tensor, shape: TreeShape, most: int
+) -> TreeDraft:
     """DFlash: no position knows what is drafted at another, and the most likely paths are found at once."""
     requests, levels, _ = features.shape
     top_k = 1 if shape.top_k == 1 else most
-    best, log_probs = best_tokens(model.compute_logits(features.flatten(0, 1)), top_k)
+    sharp = sharpness[:, None].expand(-1, levels).flatten()
+    best, log_probs = best_tokens(model.compute_logits(features.flatten(0, 1)), top_k, sharp)
     best, log_probs = (drafted.view(requests, levels, top_k) for drafted in (best, log_probs))
-    tokens, topology = best_tree(best, log_probs, shape.nodes)
-    return TreeDraft(tokens, topology, lambda: best[:, :, 0], chain_lengths=min(levels, shape.nodes))
+    tokens, topology, expected = best_tree(best, log_probs, shape.nodes)
+    return TreeDraft(tokens, topology, lambda: best[:, :, 0], min(levels, shape.nodes), expected=expected)
 
 
-def of_markov_head(model: Any, features: Tensor, roots: Tensor, shape: TreeShape, most: int) -> TreeDraft:
+def of_markov_head(
+    model: Any, features: Tensor, roots: Tensor, sharpness: Tensor, shape: TreeShape, most: int
+) -> TreeDraft:
     """DSpark: to a position's logits a bias is added that the token before it makes. So trees grow level by level,
     without a further pass of the drafter."""
     requests, levels, _ = features.shape
@@ -38,7 +43,9 @@ def of_markov_head(model: Any, features: Tensor, roots: Tensor, shape: TreeShape
     def best(level: int, parents: Tensor) -> tuple[Tensor, Tensor]:
         """Of the children of nodes ``[R, q]``: tokens of the target and log-probabilities ``[R, q, k]``."""
         bias = model.markov_bias(model.markov_embed(parents.flatten())).view(*parents.shape, -1)
-        tokens, log_probs = best_tokens((base[:, level, None] + bias).flatten(0, 1), shape.top_k)
+        tokens, log_probs = best_tokens(
+            (base[:, level, None] + bias).flatten(0, 1), shape.top_k, sharpness[:, None].expand_as(parents).flatten()
+        )
         tokens = model.map_draft_to_target(tokens)
         return tokens.view(*parents.shape, -1), log_probs.view(*parents.shape, -1)
 
@@ -46,5 +53,5 @@ def of_markov_head(model: Any, features: Tensor, roots: Tensor, shape: TreeShape
     growing = expansion(tokens[:, 0], log_probs[:, 0], shape.depth)
     for level in range(1, shape.depth):
         growing.grow(*best(level, growing.frontier.tokens))
-    tree, topology = growing.tree(shape.nodes)
-    return TreeDraft(tree, topology, growing.chain, chain_lengths=min(shape.depth, shape.nodes))
+    tree, topology, expected = growing.tree(shape.nodes)
+    return TreeDraft(tree, topology, growing.chain, min(shape.depth, shape.nodes), expected=expected)

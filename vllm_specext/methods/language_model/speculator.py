@@ -64,7 +64,9 @@ class LanguageModelSpeculator(RootedSpeculator):
 
     def _start(self, requests: int, reads_paths: bool, longest: int) -> FirstLevel:
         predict = self._read_paths(requests, longest) if reads_paths else self._read_roots(requests, longest)
-        return FirstLevel(*self._best(predict, self.sizes.largest.top_k), features=None)
+        return FirstLevel(
+            *self._best(predict, self.sizes.largest.top_k, self.roots.sharpness[:requests]), features=None
+        )
 
     def _read_roots(self, requests: int, longest: int) -> Tensor:
         """``[R, d]``"""
@@ -98,8 +100,8 @@ class LanguageModelSpeculator(RootedSpeculator):
         ids = torch.zeros(step.batch.num_tokens, dtype=torch.int64, device=self.device)
         self._model(ids, ids, None, None)
 
-    def _best(self, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return best_tokens(self.model.compute_logits(features)[:, : self.known], k)
+    def _best(self, features: Tensor, k: int, sharpness: Tensor) -> tuple[Tensor, Tensor]:
+        return best_tokens(self.model.compute_logits(features)[:, : self.known], k, sharpness)
 
     def _run(self, nodes: Nodes, metadata: dict[str, Any] | None, slot_mappings: dict[str, Tensor] | None) -> Features:
         return self._model(nodes.ids, nodes.positions, metadata, slot_mappings), None

@@ -105,10 +105,12 @@ class MoASpeculator(RootedSpeculator):
             self.keep_paths(requests)
         nodes = self.roots.part(requests).nodes(self.root_ids[:requests], self.root_slots)
         features, _ = self.passes(nodes, 1, longest + self.root_slots)
-        return FirstLevel(*self._best(features, self.sizes.largest.top_k), features=None)
+        return FirstLevel(
+            *self._best(features, self.sizes.largest.top_k, self.roots.sharpness[:requests]), features=None
+        )
 
-    def _best(self, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        tokens, log_probs = best_tokens(self.model.compute_logits(features), k)
+    def _best(self, features: Tensor, k: int, sharpness: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, log_probs = best_tokens(self.model.compute_logits(features), k, sharpness)
         return self.model.draft_head.target_ids(tokens), log_probs
 
     def _run(self, nodes: Nodes, metadata: dict[str, Any] | None, slot_mappings: dict[str, Tensor] | None) -> Features:

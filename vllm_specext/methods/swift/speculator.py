@@ -206,7 +206,9 @@ class SwiftSpeculator(StepSpeculator):
             visible=self.roots.itself.expand(requests, 1, 1),
         )
         features = self.passes(nodes, 1, longest)
-        tokens, log_probs = best_tokens(self.model.compute_logits(features), NUM_CANDIDATES)
+        tokens, log_probs = best_tokens(
+            self.model.compute_logits(features), NUM_CANDIDATES, self.roots.sharpness[:requests]
+        )
         ids.copy_(tokens[:, 0])
         positions += 1
         return tokens, log_probs

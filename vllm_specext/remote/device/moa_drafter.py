@@ -98,7 +98,7 @@ class MoAClientDrafter:
             features = self._model.cross_attention.cross(hidden, at, self._rows.kv(verified), None)
             tokens, log_probs = best_tokens(self._model.head(features), k)
             growing.grow(tokens, log_probs)
-        tokens, topology = growing.tree(min(max_nodes, self._shape.nodes))
+        tokens, topology, _ = growing.tree(min(max_nodes, self._shape.nodes))
         return Drafted.made(tokens[0].numpy(), topology.parents[0, 1:].numpy())
 
     @torch.inference_mode()
