@@ -115,17 +115,6 @@ def beside_eagle3() -> str:
     return table(header, rows)
 
 
-def pooled_nodes() -> str:
-    """Tokens per verification of 16 requests, by who gets a step's nodes."""
-    header = "method", "draft", "nodes for each request", "alike", "by confidence", "ratio"
-    rows = [
-        (code(row["method"]), row["draft"], row["nodes"], row["alike"], row["together"], f"{row['gain']:.2f}")
-        for row in read("pooled_nodes.json")
-        if row["requests"] == 16
-    ]
-    return table(header, rows)
-
-
 def sweep() -> str:
     return table(*cells(read("sweep.json")["rows"], LATENCIES))
 
@@ -377,7 +366,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark draft vocabulary": draft_vocabulary,
     "benchmark chosen drafts": chosen_drafts,
     "benchmark beside eagle3": beside_eagle3,
-    "benchmark pooled nodes": pooled_nodes,
     "benchmark sweep": sweep,
     "benchmark acceptance": acceptance,
     "benchmark drafters": drafters,

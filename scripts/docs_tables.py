@@ -13,7 +13,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts import docs_architecture, docs_benchmarks, docs_drafters, docs_gpu, docs_reference, docs_versions
+from scripts import (
+    docs_architecture,
+    docs_benchmarks,
+    docs_drafters,
+    docs_gpu,
+    docs_reference,
+    docs_trees,
+    docs_versions,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -22,6 +30,7 @@ MARKED = re.compile(r"(<!-- table: (?P<name>[^\n]+?) -->\n).*?(<!-- end of table
 TABLES: dict[str, Callable[[], str]] = (
     docs_reference.TABLES
     | docs_benchmarks.TABLES
+    | docs_trees.TABLES
     | docs_drafters.TABLES
     | docs_gpu.TABLES
     | docs_architecture.TABLES

@@ -38,8 +38,8 @@ def main(spec_path: str, out_path: str) -> None:
 
 
 def server_trees(llm: Any, prompts: list[list[int]]) -> list[dict[str, Any]]:
-    """Of each prompt with the token after it: the tree that the server's own drafter makes, and the rows of the prompt,
-    ``float16``, as they cross the wire."""
+    """Of each prompt with the token after it: the tree that the server's own drafter makes, with which sharpness, and
+    the rows of the prompt, ``float16``, as they cross the wire."""
     from vllm import SamplingParams
 
     import vllm_specext.engine.drafting.speculator as module
@@ -49,10 +49,11 @@ def server_trees(llm: Any, prompts: list[list[int]]) -> list[dict[str, Any]]:
     from vllm_specext.remote.rows import FLOAT16, RowFormat
 
     stock, drafts = module.hand_over, []
+    roots = runner.model_runner(llm).speculator.roots
 
     def hand_over(*args: Any) -> Any:
-        drafts.append(stock(*args))
-        return drafts[-1]
+        drafts.append((stock(*args), roots.sharpness[0].item()))
+        return drafts[-1][0]
 
     module.hand_over = hand_over
     layer = runner.model_runner(llm).speculator.verified_attention
@@ -63,12 +64,13 @@ def server_trees(llm: Any, prompts: list[list[int]]) -> list[dict[str, Any]]:
         # Of two tokens, because vLLM 0.33 drafts nothing after a request's last one.
         two = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         (output,) = llm.generate({"prompt_token_ids": prompt}, two, use_tqdm=False)
-        ids, parents = drafts[0].tokens[0].tolist(), drafts[0].topology.parents[0, 1:].tolist()
+        made, sharpness = drafts[0]
+        ids, parents = made.tokens[0].tolist(), made.topology.parents[0, 1:].tolist()
         ticket, params = params_for(Drafted.chain([]), Sampling(0), form, 0)
         llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
         (rows,) = llm.collective_rpc(TAKE, args=(ticket,))
         text = [*prompt, output.outputs[0].token_ids[0]]
-        found.append({"text": text, "ids": ids, "parents": parents, "rows": rows.hex()})
+        found.append({"text": text, "ids": ids, "parents": parents, "rows": rows.hex(), "sharpness": sharpness})
     module.hand_over = stock
     return found
 

@@ -25,15 +25,15 @@ def count_greedy_draws(never: bool) -> None:
 
 
 def count_learned_trees() -> None:
-    from vllm_specext.tree.calibration import Calibration
+    from vllm_specext.engine.drafting import calibrated
 
-    stock = Calibration.learn
+    stock = calibrated.calibrate
 
-    def learn(self: Any, kinds: Any, expected: Any, accepted: Any, counts: Any = None) -> None:
-        stock(self, kinds, expected, accepted, counts)
-        weights = counts if counts is not None else expected > -1
+    def calibrate(known: Any, slots: Any, heat: Any, expected: Any, sampled: Any, verified: int, counts: Any) -> Any:
+        weights = expected.new_ones(verified) if counts is None else counts.float()
         learned["trees"] += float(weights.sum())
-        learned["expected"] += float((expected * weights).sum())
-        learned["accepted"] += float((accepted * weights).sum())
+        learned["expected"] += float((expected[slots[:verified]] * weights).sum())
+        learned["accepted"] += float(((sampled[:verified] - 1) * weights).sum())
+        return stock(known, slots, heat, expected, sampled, verified, counts)
 
-    Calibration.learn = learn  # type: ignore[method-assign]
+    calibrated.calibrate = calibrate  # type: ignore[attr-defined]

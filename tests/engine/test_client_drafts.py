@@ -3,6 +3,7 @@ faults below must break that."""
 
 import asyncio
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from vllm_specext.remote.device.moa_drafter import MoAClientDrafter
 from vllm_specext.remote.rows import FLOAT16, RowFormat
 from vllm_specext.training.moa.target import target_states
 from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.calibration import FIRST, UP_TO, Learned
 
 Engines = Callable[..., Result]
 CLIENTS = moa(24, 4, client_drafts=True)
@@ -209,7 +211,8 @@ def test_a_client_drafts_the_servers_trees(with_cuts: Result, tmp_path: Path) ->
     trees = with_cuts["trees"]
     same = 0
     for tree in trees:
-        drafter = MoAClientDrafter(model, bundle.self_attention, bundle.cross_attention, TreeShape(24, 6, 4))
+        learned = Learned(torch.full((len(FIRST),), math.log(tree["sharpness"])), torch.tensor(UP_TO))
+        drafter = MoAClientDrafter(model, bundle.self_attention, bundle.cross_attention, TreeShape(24, 6, 4), learned)
         drafter.take(0, *RowFormat(*bundle.row_heads, FLOAT16).unpack(bytes.fromhex(tree["rows"])))
         drafted = asyncio.run(drafter.draft(tree["text"], 24))
         same += paths(drafted.ids.tolist(), drafted.parents.tolist()) == paths(tree["ids"], tree["parents"])

@@ -98,6 +98,19 @@ def test_expansion_compiles(compiled: tuple[int, Launched], k: int, levels: int,
     assert ranked[: ranked.index("ld.global")][-1] == "bar.sync"  # ranks are written by some threads, read by others
 
 
+@pytest.mark.parametrize("requests", [1, 1024])
+@pytest.mark.parametrize("all_count", [True, False])
+def test_calibration_compiles(compiled: tuple[int, Launched], requests: int, all_count: bool) -> None:
+    from vllm_specext.kernels.calibration.kernel import calibrate
+    from vllm_specext.tree.calibration import Learned
+
+    slots, of_slots = torch.zeros(requests, dtype=torch.int32), torch.zeros(1024)
+    counts = None if all_count else slots.to(torch.uint8)
+    calibrate(Learned.nothing("cpu"), slots, of_slots, of_slots, slots, requests, counts)
+    assert [name for name, _ in compiled[1]] == ["_calibrate_kernel"]
+    assert compiled[1][0][1].asm["cubin"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("count", "k"), [(128256, 10), (128256, 1), (32000, 64), (2048, 8)])
 def test_best_tokens_compile(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +21,11 @@ from vllm_specext.remote.device import bundle as bundles
 from vllm_specext.remote.device.make_bundle import make
 from vllm_specext.remote.device.moa_drafter import MoAClientDrafter
 from vllm_specext.remote.device.wording import Growing, Wording
+from vllm_specext.remote.drafted import Drafted
 from vllm_specext.remote.fingerprint import fingerprint
 from vllm_specext.remote.protocol import Sampling
 from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.calibration import FIRST, Learned
 
 MOA = MODELS / "moa"
 
@@ -120,14 +123,16 @@ class Reference:
         features = self.model.predict(hidden, at, verified)[0, -1]  # type: ignore[arg-type]
         return torch.log_softmax(features @ self.embedding.T, dim=0)
 
-    def tree(self, text: list[int], rows: tuple[Tensor, Tensor], shape: TreeShape) -> set[tuple[int, ...]]:
+    def tree(
+        self, text: list[int], rows: tuple[Tensor, Tensor], shape: TreeShape, sharpness: float
+    ) -> set[tuple[int, ...]]:
         """Its nodes as paths."""
         pool: dict[tuple[int, ...], float] = {}
         frontier: dict[tuple[int, ...], float] = {(): 0.0}
         for _ in range(shape.depth):
             grown: dict[tuple[int, ...], float] = {}
             for path, score in frontier.items():
-                best = self.log_probs(text + list(path), rows).topk(shape.top_k)
+                best = (sharpness * self.log_probs(text + list(path), rows)).log_softmax(dim=0).topk(shape.top_k)
                 for token, log_prob in zip(best.indices.tolist(), best.values.tolist(), strict=True):
                     grown[(*path, token)] = score + log_prob
             pool |= grown
@@ -146,7 +151,8 @@ def test_its_trees_are_those_of_the_plain_drafter(folder: Path) -> None:
     """Also after a text that goes on, and after one that was rewritten."""
     bundle, reference, shape = bundles.read(folder), Reference(), TreeShape(12, 3, 3)
     whole = bundles.drafter_of(folder, bundle)
-    drafter = MoAClientDrafter(whole._model, bundle.self_attention, bundle.cross_attention, shape)
+    learned = Learned.nothing("cpu")
+    drafter = MoAClientDrafter(whole._model, bundle.self_attention, bundle.cross_attention, shape, learned)
     chooser = torch.Generator().manual_seed(1)
     text = torch.randint(2048, (9,), generator=chooser).tolist()
     for length, change in ((9, 0), (14, 0), (14, 4), (11, 0)):
@@ -155,7 +161,8 @@ def test_its_trees_are_those_of_the_plain_drafter(folder: Path) -> None:
         rows = rows_of(length - 1)
         drafter.take(0, *rows)
         drafted = asyncio.run(drafter.draft(text, 62))
-        assert paths(drafted.ids.tolist(), drafted.parents.tolist()) == reference.tree(text, rows, shape)
+        sharpness = float(learned.logarithms[0].exp())
+        assert paths(drafted.ids.tolist(), drafted.parents.tolist()) == reference.tree(text, rows, shape, sharpness)
         assert asyncio.run(drafter.say(text, Sampling(0))) == int(reference.log_probs(text, rows).argmax())
     assert len(asyncio.run(drafter.draft(text, 5)).ids) == 5
 
@@ -172,6 +179,32 @@ def test_rows_that_come_late_are_not_looked_at_and_none_gives_no_tree(folder: Pa
     other = drafter.for_another_text()
     other.take(0, keys[:2], values[:2])
     assert asyncio.run(other.draft([1, 2, 3], 62)).ids.tolist() == drafted.ids.tolist()
+
+
+def test_what_the_texts_say_of_its_trees_is_learned_for_all_of_them(folder: Path) -> None:
+    bundle = bundles.read(folder)
+    whole, learned = bundles.drafter_of(folder, bundle), Learned.nothing("cpu")
+    layers = bundle.self_attention, bundle.cross_attention
+
+    def drafted(drafter: MoAClientDrafter, text: list[int]) -> tuple[Drafted, float]:
+        drafter.take(0, *rows_of(len(text) - 1))
+        return drafter.tree(text, 62), float(learned.logarithms[0])
+
+    drafter = MoAClientDrafter(whole._model, *layers, TreeShape(12, 3, 3), learned)
+    text = [1, 2, 3, 4]
+    tree, first = drafted(drafter, text)
+    assert first == pytest.approx(math.log(FIRST[0]))
+    absent = next(token for token in range(2048) if token not in tree.ids)
+    _, lower = drafted(drafter, [*text, absent])
+    assert lower < first  # nothing was accepted
+    tree, same = drafted(drafter.for_another_text(), text)
+    assert same == lower  # another text says nothing of that tree
+    longest = max(paths(tree.ids.tolist(), tree.parents.tolist()), key=len)
+    other = drafter.for_another_text()
+    _, before = drafted(other, text)
+    _, higher = drafted(other, [*text, *longest, absent])
+    assert higher > before == lower
+    assert drafted(other, text)[1] == higher  # a text that was taken back says nothing
 
 
 def test_a_text_that_grows_is_the_text_of_its_tokens(folder: Path) -> None:

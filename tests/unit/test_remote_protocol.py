@@ -201,3 +201,13 @@ def test_a_frame_of_tokens_has_room_for_its_longest_piece() -> None:
     longest = Tokens(0xFFFFFFFF, SESSION, protocol.MAX_TOKENS, bytes(protocol.PIECE * 4))
     assert len(encode(longest)) <= MAX_FRAME
     assert from_client(encode(longest)) == longest
+
+
+def test_a_tree_accepts_of_a_text_what_it_has_from_the_root_on() -> None:
+    tree = Drafted.made(np.array([5, 6, 5, 7]), np.array([0, 0, 1, 3]))  # 5, 6, 5 5, 5 5 7
+    assert tree.accepted([8]) == 0
+    assert tree.accepted([6, 5]) == 1
+    assert tree.accepted([5, 5, 7, 1, 2]) == 3
+    assert tree.accepted([5, 7]) == 1
+    assert tree.accepted([5, 5]) is None  # as far as the text goes
+    assert tree.accepted([]) is None

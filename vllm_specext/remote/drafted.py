@@ -1,5 +1,6 @@
 """A tree that a client has drafted, as it is in a message."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +64,16 @@ class Drafted:
         if not len(children):
             return Drafted(self.ids[:0], self.parents[:0], 0)
         return self._after(int(children[0]) + 1, self.levels)
+
+    def accepted(self, tokens: Sequence[int]) -> int | None:
+        """How many of the ``tokens`` that follow the root the tree has; ``None`` where it has all and may have more."""
+        node = 0
+        for place, token in enumerate(tokens):
+            children = np.flatnonzero((self.parents == node) & (self.ids == token))
+            if not len(children):
+                return place
+            node = int(children[0]) + 1
+        return None
 
     def within(self, levels: int) -> "Drafted":
         """The nodes that are no deeper than ``levels``."""

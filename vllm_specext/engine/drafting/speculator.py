@@ -53,8 +53,8 @@ class StepSpeculator(DraftModelSpeculator):
     def sharpen(self, step: Step, roots: Roots, top_k: int) -> None:
         """Learn from ``step`` how sharp the drafter's probabilities ought to be, for what grows from ``roots``; nothing
         depends on it in chains, where ``top_k`` is 1."""
-        if self.calibrated is not None and top_k > 1:
-            roots.sharpen(self.calibrated.sharpness(step, None if self.steps is None else self.steps.trees))
+        if self.calibrated is not None and self.steps is not None and top_k > 1:
+            roots.sharpen(self.calibrated.sharpness(step, self.steps.trees))
 
     def hand_over(self, step: Step, grown: TreeDraft, top_k: int) -> Drafts:
         """Keep what was ``grown`` after ``step`` for the target's next one: trees, or chains where ``top_k`` is 1."""

@@ -19,8 +19,10 @@ from vllm_specext.engine.graph_sizes import most_drafted
 from vllm_specext.engine.verification.attention import pages
 from vllm_specext.engine.verification.compaction import caches_of
 from vllm_specext.engine.verification.tree_states import TreeStates
+from vllm_specext.kernels.calibration import calibrate
 from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.tree_attention import TreeRows, variant
+from vllm_specext.tree.calibration import Learned
 
 
 def warm_up(runner: Any) -> None:
@@ -34,6 +36,8 @@ def warm_up(runner: Any) -> None:
         compile_rows(runner.input_buffers, runner.req_states.prefill_len.gpu)
         compile_compaction(trees, groups)
         compile_attention(trees, groups, tables, most_drafted(runner.vllm_config), runner.max_model_len, runner.dtype)
+        if getattr(runner.speculator, "calibrated", None) is not None:
+            compile_calibration(runner.device)
         if isinstance(runner.speculator, TreeSpeculator):
             compile_chains(runner.speculator, runner.vllm_config.speculative_config.schedule)
     torch.cuda.synchronize()
@@ -45,6 +49,13 @@ def compile_rows(buffers: Any, prefill_lens: Tensor) -> None:
     for count in (16, 17):
         rows = torch.zeros(count, dtype=torch.int64, device=prefill_lens.device)
         gather_draft_sampled(buffers.input_ids, buffers.positions, rows, rows, rows.int(), prefill_lens)
+
+
+def compile_calibration(device: torch.device) -> None:
+    """Learn nothing, of requests that all count and of some that do not."""
+    slots, of_slots = torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(1, device=device)
+    for counts in (None, slots.to(torch.uint8)):
+        calibrate(Learned.nothing(device), slots, of_slots, of_slots, slots, 0, counts)
 
 
 def compile_compaction(trees: TreeStates, groups: Sequence[Sequence[Any]]) -> None:

@@ -39,8 +39,9 @@ class TreeStates:
         self.is_chain = np.ones(max_num_reqs, dtype=bool)
         self.is_long = np.zeros(max_num_reqs, dtype=bool)
         self.expected = torch.zeros(max_num_reqs, dtype=torch.float32, device=device)
-        """How many tokens of the tree are expected to be accepted, where ``is_told``."""
-        self.is_told = np.zeros(max_num_reqs, dtype=bool)
+        """How many tokens are expected to be accepted of a tree with as many nodes as ``told``."""
+        self.told = np.zeros(max_num_reqs, dtype=np.int64)
+        """0 where nothing is expected."""
         self.causal = self.topology.ancestors[0].clone()
         """Ancestors of a chain's nodes, ``[N + 1, words]``."""
         self._itself = torch.arange(shape.nodes + 1, device=device)
@@ -69,7 +70,7 @@ class TreeStates:
             # Whatever is scheduled beyond what was drafted is padding, and not a part of an older tree.
             self.topology.parents[slots, nodes:] = self._itself[nodes:]
         self.is_chain[slots_np], self.is_long[slots_np] = is_chain, is_long
-        self.is_told[slots_np] = np.logical_not(is_chain) & (expected is not None)
+        self.told[slots_np] = 0 if expected is None else np.where(is_chain, 0, nodes - 1)
         if expected is not None:
             self.expected[slots] = expected
 

@@ -15,6 +15,7 @@ from vllm_specext.methods.moa.model import DecoderLayer
 from vllm_specext.remote.drafted import Drafted
 from vllm_specext.remote.protocol import Sampling
 from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.calibration import Learned, calibrate
 from vllm_specext.tree.expansion import Expansion, best_tokens
 from vllm_specext.tree.topology import unpack
 
@@ -54,17 +55,29 @@ class Rows:
 
 
 class MoAClientDrafter:
-    """Drafts for one answer at a time. Trees have ``shape``, or fewer nodes where the server wants no more."""
+    """Drafts for one answer at a time. Trees have ``shape``, or fewer nodes where the server wants no more. How far the
+    drafter can be trusted (``tree/calibration.py``) is learned from how the text goes on, at any temperature alike."""
 
-    def __init__(self, model: ClientModel, self_shape: LayerShape, cross_shape: LayerShape, shape: TreeShape) -> None:
+    def __init__(
+        self,
+        model: ClientModel,
+        self_shape: LayerShape,
+        cross_shape: LayerShape,
+        shape: TreeShape,
+        learned: Learned | None = None,
+    ) -> None:
+        """``learned``: how far the drafter has proved to be right, which drafting changes; nothing when absent."""
         self._model, self._shapes, self._shape = model.eval(), (self_shape, cross_shape), shape
+        self._learned = Learned.nothing("cpu") if learned is None else learned
+        self._newest: tuple[list[int], Drafted, Tensor] | None = None
+        """A text, the tree that was drafted for it, and how many tokens it was expected to have accepted."""
         self._rows, self._read = Rows(cross_shape), Rows(self_shape)
         self._text: list[int] = []
         """Whose keys and values of self-attention are kept."""
 
     def for_another_text(self) -> "MoAClientDrafter":
-        """The same drafter, which knows nothing yet."""
-        return MoAClientDrafter(self._model, *self._shapes, self._shape)
+        """The same drafter, which knows nothing of the text yet."""
+        return MoAClientDrafter(self._model, *self._shapes, self._shape, self._learned)
 
     def take(self, first: int, keys: Tensor, values: Tensor) -> int:
         first = min(first, self._rows.count)
@@ -85,8 +98,9 @@ class MoAClientDrafter:
         if verified == 0:
             return Drafted.chain([])
         k, depth = self._shape.top_k, self._shape.depth
+        sharpness = self._sharpness(text).expand(1, k)
         features = self._root(text, verified)
-        growing = Expansion(*best_tokens(self._model.head(features), k), levels=depth)
+        growing = Expansion(*best_tokens(self._model.head(features), k, sharpness[:, 0]), levels=depth)
         own: list[KV] = []
         for level in range(depth - 1):
             ids, at = growing.frontier.tokens, torch.full((1, k), len(text) + level)
@@ -96,10 +110,21 @@ class MoAClientDrafter:
             mask = torch.cat((among.new_ones(1, 1, k, len(text)), among), dim=3)
             hidden = self._model.self_attention.cross(embeddings, at, self._with(len(text), own), mask)
             features = self._model.cross_attention.cross(hidden, at, self._rows.kv(verified), None)
-            tokens, log_probs = best_tokens(self._model.head(features), k)
+            tokens, log_probs = best_tokens(self._model.head(features), k, sharpness)
             growing.grow(tokens, log_probs)
-        tokens, topology, _ = growing.tree(min(max_nodes, self._shape.nodes))
-        return Drafted.made(tokens[0].numpy(), topology.parents[0, 1:].numpy())
+        tokens, topology, expected = growing.tree(min(max_nodes, self._shape.nodes))
+        drafted = Drafted.made(tokens[0].numpy(), topology.parents[0, 1:].numpy())
+        self._newest = list(text), drafted, expected
+        return drafted
+
+    def _sharpness(self, text: list[int]) -> Tensor:
+        """``[1]``, after what the ``text`` says of the tree that was drafted before."""
+        accepted, expected = None, torch.zeros(1)
+        if self._newest is not None:
+            known, drafted, expected = self._newest
+            accepted = drafted.accepted(text[len(known) :]) if text[: len(known)] == known else None
+        slot, number = torch.zeros(1, dtype=torch.int64), torch.tensor([1 + (accepted or 0)])
+        return calibrate(self._learned, slot, torch.zeros(1), expected, number, int(accepted is not None))
 
     @torch.inference_mode()
     def next_token(self, text: list[int], sampling: Sampling) -> int:
