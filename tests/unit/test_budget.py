@@ -118,7 +118,7 @@ def test_vllm_accepts_the_schedules_and_reads_them_as_meant() -> None:
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
     lookup = build_dynamic_sd_schedule_lookup(fixed_schedule(FULL.nodes, "cpu"), 26, FULL.nodes)
-    assert lookup[1:] == [4] * 9 + [3] * 3 + [2] * 4 + [1] * 8 + [0] * 2
+    assert lookup[1:] == [8] * 5 + [6] + [4] * 3 + [3] * 3 + [2] * 4 + [1] * 8 + [0] * 2
 
 
 @pytest.mark.parametrize("method", [GriffinOptions, MoAOptions, SwiftOptions])
