@@ -98,10 +98,11 @@ def _best_tokens(batch: int) -> Iterator[dict[str, Any]]:
     """Of one level, from the logits that an output layer has just written. Torch promises no order where logits tie, as
     those of 16 bits often do; so the logits of the tokens are compared."""
     logits = torch.randn(batch * TOP_K, VOCABULARY, dtype=torch.bfloat16, device=DEVICE)
-    (tokens, log_probs), (others, expected) = (best(logits, TOP_K) for best in (best_tokens, in_torch.best_tokens))
+    given = logits, TOP_K, torch.full((len(logits),), 1.5, device=DEVICE)
+    (tokens, log_probs), (others, expected) = (best(*given) for best in (best_tokens, in_torch.best_tokens))
     same = torch.equal(logits.gather(1, tokens), logits.gather(1, others))
     same = same and torch.allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
-    ours, theirs = (partial(best, logits, TOP_K) for best in (best_tokens, in_torch.best_tokens))
+    ours, theirs = (partial(best, *given) for best in (best_tokens, in_torch.best_tokens))
     yield from both("most likely tokens", batch, ours, theirs, same=same)
 
 

@@ -119,11 +119,13 @@ def test_captured_kernels_follow_the_logits() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     logits = torch.randn(10, 32000, device="cuda", dtype=torch.bfloat16)
-    best_tokens(logits, 10)  # compiles
+    sharpness = torch.full((10,), 1.5, device="cuda")
+    best_tokens(logits, 10, sharpness)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = best_tokens(logits, 10)
+        captured = best_tokens(logits, 10, sharpness)
     logits.copy_(logits.flip(1))
+    sharpness.fill_(3)
     graph.replay()
-    for got, want in zip(captured, best_tokens(logits, 10), strict=True):
+    for got, want in zip(captured, best_tokens(logits, 10, sharpness), strict=True):
         assert torch.equal(got, want)

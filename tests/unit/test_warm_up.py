@@ -165,6 +165,14 @@ def test_what_drafts_chains_is_compiled_where_the_schedule_has_them(
     assert [len(call.arguments["draft_tokens"]) for call in launched] == [1] * compiled
 
 
+def test_calibration_is_compiled_with_and_without_a_choice_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(warm_up, "calibrate", lambda learned, slots, *given: seen.append((slots.dtype, *given[3:])))
+    warm_up.compile_calibration(torch.device("cpu"))
+    assert [(dtype, verified) for dtype, verified, _ in seen] == [(torch.int32, 0)] * 2
+    assert [None if counts is None else counts.dtype for *_, counts in seen] == [None, torch.uint8]
+
+
 def test_a_cpu_and_chains_have_nothing_to_compile() -> None:
     for steps, device in ((object(), "cpu"), (None, "cuda")):
         warm_up.warm_up(SimpleNamespace(model_state=SimpleNamespace(steps=steps), device=torch.device(device)))

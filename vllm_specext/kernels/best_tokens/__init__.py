@@ -5,7 +5,6 @@ The specification is ``vllm_specext.tree.expansion.best_tokens``, which knows no
 trees and trees do not know kernels, so what drafts has its tokens from here.
 """
 
-import torch
 from torch import Tensor
 
 from vllm_specext.kernels.best_tokens import native
@@ -13,12 +12,10 @@ from vllm_specext.kernels.pointers import HAS_TRITON
 from vllm_specext.tree import expansion
 
 
-def best_tokens(logits: Tensor, k: int, sharpness: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def best_tokens(logits: Tensor, k: int, sharpness: Tensor) -> tuple[Tensor, Tensor]:
     """The ``k`` most likely tokens ``[..., k]`` int64 and their log-probabilities, as ``tree.expansion.best_tokens``
-    has them; ``logits`` ``[..., V]``, ``sharpness`` ``[...]`` float32, 1 when absent. In Triton and in C++ the lower
-    of two equally likely tokens comes first."""
-    if sharpness is None:
-        sharpness = torch.ones(logits.shape[:-1], dtype=torch.float32, device=logits.device)
+    has them; ``logits`` ``[..., V]``, ``sharpness`` ``[...]`` float32. In Triton and in C++ the lower of two equally
+    likely tokens comes first."""
     if logits.is_cuda and HAS_TRITON:
         from vllm_specext.kernels.best_tokens import kernel  # a CPU has no use for Triton, nor time to import it
 
