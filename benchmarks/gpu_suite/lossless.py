@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ AT_ONCE = max(2, 3 * (os.cpu_count() or 1) // 4)
 """Engines: each needs one core while it starts."""
 SHARE_OF_THE_GPU = 0.01
 """That each wants to find free. The models are small, and larger ones may be starting beside them."""
+LISTED_DIFFERENCES = 12
 IN_GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_capture_sizes": [1, 2, 4, 8, 25, 50, 100, 200]}
 """Compiled, and so beside plain decoding that is compiled too: those kernels round otherwise than eager passes."""
 BY_LOAD = [[1, 2, 24], [3, 4, 9], [5, 8, 4]]
@@ -127,11 +128,22 @@ def compared(each: Configuration, one: dict[str, Any], other: dict[str, Any]) ->
     (``docs/losslessness.md``, section 3)."""
     asked = list(chain.from_iterable(rounds()))
     pairs = zip(each.asked(), one["outputs"], strict=True)
-    places = [place for place, answer in pairs if answer["ids"] != other["outputs"][place]["ids"]]
-    fine = bool(places) if each.fault else not places and drafts(one)["accepted"] > 0
-    kinds = dict.fromkeys(str(asked[place]["sampling"]) for place in places)
-    told = {} if fine or not kinds else {"message": "; ".join(kinds)}
-    return {"different": len(places), "wrong": not fine, **told}
+    firsts = (first_difference(place, answer["ids"], other["outputs"][place]["ids"]) for place, answer in pairs)
+    differences = [first for first in firsts if first is not None]
+    fine = bool(differences) if each.fault else not differences and drafts(one)["accepted"] > 0
+    told = {}
+    if differences and not fine:
+        kinds = dict.fromkeys(str(asked[first["request"]]["sampling"]) for first in differences)
+        told = {"message": "; ".join(kinds), "first_differences": differences[:LISTED_DIFFERENCES]}
+    return {"different": len(differences), "wrong": not fine, **told}
+
+
+def first_difference(request: int, answer: list[int], plain: list[int]) -> dict[str, Any] | None:
+    """Where an answer leaves that of plain decoding, so that the two tokens' logits can be looked at; None: nowhere."""
+    for at, (token, expected) in enumerate(zip_longest(answer, plain)):
+        if token != expected:
+            return {"request": request, "at": at, "token": token, "plain": expected}
+    return None
 
 
 def _timed(run: Callable[[Configuration], dict[str, Any]], each: Configuration) -> dict[str, Any]:

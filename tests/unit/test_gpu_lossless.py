@@ -43,7 +43,8 @@ def test_other_tokens_are_wrong_but_for_the_fault() -> None:
     assert found["tli"]["different"] == ALL
     assert "'top_p': 0.95" in found["tli"]["message"]
     assert "top_p" not in found["slrs"]["message"]  # asked for greedy answers alone
-    assert "message" not in found["griffin tree, a wrong mask bit"]
+    assert found["tli"]["first_differences"][1] == {"request": 1, "at": 1, "token": 1, "plain": 2}
+    assert found["griffin tree, a wrong mask bit"].keys().isdisjoint(("message", "first_differences"))
 
 
 def test_an_engine_that_ends_costs_its_own_row() -> None:
@@ -61,3 +62,8 @@ def test_drafts_of_which_none_is_accepted_show_nothing() -> None:
     configuration = lossless.Configuration({"speculative_config": {}})
     result = {"outputs": [{"ids": [1]}] * ALL, "counters": {"vllm:spec_decode_num_accepted_tokens": 0}}
     assert lossless.compared(configuration, result, result) == {"different": 0, "wrong": True}
+
+
+def test_an_answer_that_ends_early_is_different_from_there_on() -> None:
+    assert lossless.first_difference(3, [5, 6], [5, 6, 7]) == {"request": 3, "at": 2, "token": None, "plain": 7}
+    assert lossless.first_difference(3, [5, 6], [5, 6]) is None
