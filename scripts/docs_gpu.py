@@ -1,5 +1,6 @@
 """The documents' tables of what the GPU suite measured."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,40 +9,73 @@ from benchmarks.gpu_suite.report import engine_rows, load_of
 from benchmarks.gpu_suite.store import Store
 from scripts.markdown import table
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "nvidia-h200"
-TREE = "griffin-tree-59"
+FIGURES = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULTS, BUNDLED = FIGURES / "nvidia-h200", FIGURES / "cpu" / "tokens_per_verification.json"
+Load = tuple[int, int, str]
+TREE, CHAIN, PEER, DEFAULT = "griffin-tree-59", "griffin-chain-4", "eagle-chain-4", "griffin-default"
+
+
+def by_method() -> dict[str, dict[Load, dict[str, Any]]]:
+    """The rows of the engine by method and load."""
+    rows: dict[str, dict[Load, dict[str, Any]]] = {}
+    for row in engine_rows(Store(RESULTS)):
+        rows.setdefault(row["method"], {})[load_of(row)] = row
+    return rows
 
 
 def steps() -> str:
-    """Of plain decoding and of GRIFFIN's largest tree, by load."""
-    rows = engine_rows(Store(RESULTS))
-    plain = {load_of(row): row["step_ms"] for row in rows if row["method"] == "plain"}
+    """Milliseconds by load and method, and from how many tokens per step on that is faster than plain decoding."""
+    rows = by_method()
     header = (
-        "requests",
-        "tokens of context",
-        "load",
-        "plain, ms",
-        "tree of 59, ms",
-        "faster from",
-        "GPU idle",
-        "attention",
+        *("requests", "tokens of context", "load", "plain, ms", "vLLM's EAGLE, chain of 4", "GRIFFIN, chain of 4"),
+        *("GRIFFIN, tree of 59", "its GPU idle", "its attention"),
     )
+
+    def taken(row: dict[str, Any]) -> str:
+        return f"{row['step_ms']:.2f} (from {row['faster_from']:.2f})"
+
     return table(
         header,
         (
             (
-                *load_of(row)[:2],
-                row["load"],
-                f"{plain[load_of(row)]:.2f}",
-                f"{row['step_ms']:.2f}",
-                f"{row['faster_from']:.2f}",
-                share(row, row.get("gpu_idle_ms")),
-                share(row, attention_ms(row)),
+                *load,
+                f"{plain['step_ms']:.2f}",
+                *(taken(rows[method][load]) for method in (PEER, CHAIN, TREE)),
+                share(rows[TREE][load], rows[TREE][load].get("gpu_idle_ms")),
+                share(rows[TREE][load], attention_ms(rows[TREE][load])),
             )
-            for row in rows
-            if row["method"] == TREE
+            for load, plain in rows["plain"].items()
         ),
     )
+
+
+def speeds() -> str:
+    """Tokens per second of one configuration as a multiple of another's: of two chains at equal acceptance, of a tree
+    and a chain with that of the bundled models, of the default and plain decoding with an assumed one."""
+    rows = by_method()
+    header = (
+        *("requests", "tokens of context", "load", "GRIFFIN's chain, of EAGLE's"),
+        *("GRIFFIN's tree of 59, of its chain", "the default, of plain"),
+    )
+    griffin = {draft: accepted("griffin", draft) for draft in ("chain of 4", "tree of 59")}
+
+    def cells(load: Load) -> tuple[str, ...]:
+        ms = {method: rows[method][load]["step_ms"] for method in (PEER, CHAIN, TREE)}
+        per_second = {method: rows[method][load]["tokens_per_second"] for method in (DEFAULT, "plain")}
+        return (
+            f"{ms[PEER] / ms[CHAIN]:.2f}",
+            f"{griffin['tree of 59'] / ms[TREE] / (griffin['chain of 4'] / ms[CHAIN]):.2f}",
+            f"{per_second[DEFAULT] / per_second['plain']:.2f}",
+        )
+
+    return table(header, ((*load, *cells(load)) for load in rows["plain"]))
+
+
+def accepted(drafter: str, draft: str) -> float:
+    """Tokens per verification of a bundled drafter."""
+    rows = json.loads(BUNDLED.read_text())["rows"]
+    found = (row["tokens_per_verification"] for row in rows if (row["drafter"], row["draft"]) == (drafter, draft))
+    return float(next(found))
 
 
 def attention_ms(row: dict[str, Any]) -> float | None:
@@ -54,4 +88,4 @@ def share(row: dict[str, Any], ms: float | None) -> str:
     return "" if ms is None else f"{ms / row['step_ms']:.1%}"
 
 
-TABLES: dict[str, Callable[[], str]] = {"benchmark gpu steps": steps}
+TABLES: dict[str, Callable[[], str]] = {"benchmark gpu steps": steps, "benchmark gpu speeds": speeds}

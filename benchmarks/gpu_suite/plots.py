@@ -59,7 +59,7 @@ def _lines(axis: Any, rows: Iterable[Row], series: str, x: str, y: str) -> None:
     axis.grid(alpha=0.3)
 
 
-def _microseconds(axis: Any) -> None:
+def _logarithmic(axis: Any) -> None:
     """A logarithmic scale with plain numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -77,7 +77,7 @@ def _attention(rows: list[Row], path: Path) -> None:
     for axis, context in zip(axes, contexts, strict=True):
         own = [row for row in rows if row["context"] == context and row["nodes"] == most]
         _lines(axis, own, "implementation", "requests", "us")
-        _microseconds(axis)
+        _logarithmic(axis)
         axis.set_title(f"context {context}, {most} nodes")
     axes[0].set_ylabel("microseconds")
     _save(figure, axes, path)
@@ -99,7 +99,7 @@ def _small(rows: list[Row], path: Path) -> None:
     figure, axes = _grid(len(kinds))
     for axis, kind in zip(axes, kinds, strict=True):
         _lines(axis, [row for row in rows if row["what"] == kind], "implementation", "requests", "us")
-        _microseconds(axis)
+        _logarithmic(axis)
         axis.set_title(kind)
     for axis in axes[::MOST_COLUMNS]:
         axis.set_ylabel("microseconds per call")
@@ -115,7 +115,10 @@ def engine(rows: list[Row], path: Path) -> None:
     labels = ("milliseconds per step", "share of a step that the GPU waits", "tokens/s with assumed acceptance")
     for axis, y, label in zip(axes, shown, labels, strict=True):
         _lines(axis, rows, "method", "requests", y)
-        axis.set_ylim(bottom=0)
+        if y == "gpu_idle_share":
+            axis.set_ylim(bottom=0)
+        else:
+            _logarithmic(axis)
         axis.set_ylabel(label)
     _save(figure, axes, path)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.gpu_suite.engine_methods import METHODS
 from benchmarks.gpu_suite.store import Store
 
 Row = dict[str, Any]
@@ -29,6 +30,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("tokens_per_step", "faster_from", "tokens_per_second", "message"),
     ),
 }
+OF_OTHER_STEPS = ("gpu_busy_ms", "gpu_idle_ms", "gpu_idle_share", "launches_per_step")
+"""What a profile of other steps than those that are timed says, which where drafts have no fixed size is nothing."""
 BEST_TILES = 3
 BY_SHAPE = {"attention_tiles": ("requests", "context", "nodes"), "tgf_tiles": ("rows",)}
 
@@ -38,6 +41,9 @@ def engine_rows(store: Store) -> list[Row]:
     rows = [dict(row) for name in store.parts if name.startswith("engine:") for row in store.rows(name)]
     plain = {load_of(row): row["step_ms"] for row in rows if row["method"] == "plain"}
     for row in rows:
+        if not METHODS[row["method"]].fixed:
+            for figure in OF_OTHER_STEPS:
+                row.pop(figure, None)
         if row["method"] != "plain" and load_of(row) in plain:
             row["faster_from"] = round(row["step_ms"] / plain[load_of(row)], 2)
     return rows
