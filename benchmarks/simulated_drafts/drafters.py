@@ -82,8 +82,8 @@ TREE, MOA_TREE = TreeShape(59, 6, 10), TreeShape(62, 6, 8)
 SWIFT_TREE = TreeShape(32, MAX_DEPTH, NUM_CANDIDATES)
 
 METHODS = (
-    Method("GRIFFIN chain", Drafts(8, constant(0.72)), one_layer(1.3, 1.0)),
-    Method("GRIFFIN tree", Drafts(59, constant(0.72), TREE), one_layer(1.3, 1.0)),
+    Method("GRIFFIN chain", Drafts(8, constant(0.72)), one_layer(2.2, 1.0)),
+    Method("GRIFFIN tree", Drafts(59, constant(0.72), TREE), one_layer(2.2, 1.0)),
     Method("MoA tree", Drafts(62, constant(0.66), MOA_TREE), one_layer(1.5, 1.0)),
     Method("EAGLE-3 tree", Drafts(59, constant(0.74), TREE), one_layer(1.2, SMALL_VOCABULARY)),
     Method("SWIFT", Drafts(32, constant(0.8), SWIFT_TREE), skipping(0.55)),

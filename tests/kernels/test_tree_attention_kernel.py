@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from vllm_specext.kernels.tree_attention import TreeRows, kernel, tiles
 from vllm_specext.kernels.tree_attention.tiles import KIB, Launch, Processors, Tile
+from vllm_specext.tree.budget import SIZES
 
 
 def rows_of(requests: int, query_len: int, max_seq_len: int) -> TreeRows:
@@ -58,6 +59,20 @@ def test_runs_may_fill_the_gpu_a_few_times_where_requests_are_few(requests: int,
 def test_a_third_stage_displaces_no_other_program(packed: int, head_size: int, stages: dict[str, int]) -> None:
     gpus = {"A100": A100, "RTX 4090": RTX_4090, "H100": H100}
     assert {name: tiles.tile_for(packed, head_size, 2, gpu).stages for name, gpu in gpus.items()} == stages
+
+
+@pytest.mark.parametrize("heads", [2, 4, 8])
+@pytest.mark.parametrize("nodes", [size for size in SIZES if size >= 7])
+def test_trees_that_are_chosen_among_fill_their_tiles(nodes: int, heads: int) -> None:
+    """``heads`` share a head of the cache. A node more needs another tile, or one twice as high."""
+
+    def filled(nodes: int) -> float:
+        rows = (1 + nodes) * heads
+        tile = tiles.tile_for(rows, 128, 2, H100)
+        return rows / (tile.block_m * tiles.row_tiles(rows, tile))
+
+    assert filled(nodes) == 1
+    assert filled(nodes + 1) < 0.9
 
 
 def test_torch_says_what_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:

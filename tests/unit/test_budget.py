@@ -109,8 +109,8 @@ def test_every_size_has_a_range_where_the_scheduler_chooses(most: int) -> None:
 
 
 def test_sizes_next_to_the_largest_are_left_out() -> None:
-    assert sizes_up_to(59) == [0, 1, 2, 3, 4, 6, 8, 16, 32, 59]
-    assert sizes_up_to(9) == [0, 1, 2, 3, 4, 6, 9]
+    assert sizes_up_to(59) == [0, 1, 2, 3, 4, 5, 7, 15, 31, 59]
+    assert sizes_up_to(9) == [0, 1, 2, 3, 4, 5, 9]
     assert sizes_up_to(1) == [0, 1]
 
 
@@ -118,7 +118,7 @@ def test_vllm_accepts_the_schedules_and_reads_them_as_meant() -> None:
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
     lookup = build_dynamic_sd_schedule_lookup(fixed_schedule(FULL.nodes, "cpu"), 26, FULL.nodes)
-    assert lookup[1:] == [8] * 5 + [6] + [4] * 3 + [3] * 3 + [2] * 4 + [1] * 8 + [0] * 2
+    assert lookup[1:] == [7] * 6 + [5] * 2 + [4] + [3] * 3 + [2] * 4 + [1] * 8 + [0] * 2
 
 
 @pytest.mark.parametrize("method", [GriffinOptions, MoAOptions, SwiftOptions])
