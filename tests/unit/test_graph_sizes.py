@@ -19,6 +19,7 @@ from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.tree.budget import TreeShape
 
 SHAPE = TreeShape(nodes=59, depth=6, top_k=10)
+CHAIN_ROWS = 1 + SHAPE.depth
 
 
 def compilation(mode: str, **changes: Any) -> CompilationConfig:
@@ -51,7 +52,9 @@ def test_graphs_of_mixed_batches_are_given_up(mode: str, changes: dict[str, Any]
 
 def test_the_state_of_a_target_with_trees_lowers_the_mode() -> None:
     config = compilation("FULL")
-    tree = SimpleNamespace(tree=SHAPE, levels=SHAPE.depth, options=SimpleNamespace(samples_drafts=False))
+    tree = SimpleNamespace(
+        tree=SHAPE, levels=SHAPE.depth, options=SimpleNamespace(samples_drafts=False, longest_given=0)
+    )
 
     class Base:
         def __init__(self) -> None:
@@ -94,12 +97,12 @@ def step(rows: list[int], tokens: int, requests: int, chains: bool = False) -> t
 def test_a_graph_that_holds_no_equally_long_trees_is_not_replayed_on_them(tokens: int, requests: int) -> None:
     layout, batch = step([60], tokens, requests)
     with pytest.raises(RuntimeError, match="for trees of 60 rows, which it was not captured with"):
-        layout.check_replay(batch)
+        layout.check_replay(batch, CHAIN_ROWS)
 
 
 def test_graphs_of_equally_long_trees_and_of_chains_are_replayed() -> None:
     for layout, batch in (step([60, 60], 120, 2), step([60], 240, 4), step([7, 7], 64, 64, chains=True)):
-        layout.check_replay(batch)
+        layout.check_replay(batch, CHAIN_ROWS)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ def wrap_runner() -> None:
     use_ladders()
     wrap(GPUModelRunner, "load_model", _load_model)
     wrap(GPUModelRunner, "execute_model", _execute_model)
+    wrap(GPUModelRunner, "gather_batch_req_state", _gather_batch_req_state)
     wrap(GPUModelRunner, "take_draft_token_ids", _take_draft_token_ids)
     wrap(GPUModelRunner, "sample_tokens", _sample_tokens)
     wrap(GPUModelRunner, "initialize_kv_cache", _initialize_kv_cache)
@@ -74,6 +75,29 @@ def _execute_model(original: Callable) -> Callable:
         return original(self, scheduler_output, *args, **kwargs)
 
     return execute_model
+
+
+@replaces(
+    "vllm.v1.worker.gpu.model_runner.GPUModelRunner.gather_batch_req_state",
+    name="graphs of chains",
+    why=(
+        "equally long drafts run in one graph, and those of short ones have causal attention; but a short draft may be "
+        "what a request's end leaves of a tree"
+    ),
+    how="wrapped: a step with such a draft is no step of equally long ones, so that it runs in pieces",
+    upstream="none: vLLM's drafts are chains",
+    until="vLLM verifies trees whose shape differs by request",
+    signature="self scheduler_output dummy_run",
+)
+def _gather_batch_req_state(original: Callable) -> Callable:
+    def gather_batch_req_state(self: Any, scheduler_output: Any, dummy_run: bool) -> tuple[Any, int | None]:
+        state, equal_rows = original(self, scheduler_output, dummy_run)
+        steps = getattr(self.model_state, "steps", None)
+        if state is not None and equal_rows is not None and equal_rows > 1 and steps is not None:
+            equal_rows = equal_rows if steps.trees.fits_graph(state.idx_mapping_np, equal_rows) else None
+        return state, equal_rows
+
+    return gather_batch_req_state
 
 
 @replaces(

@@ -68,13 +68,13 @@ class TreeLayout:
                     seen.add(id(metadata[name]))
                     attach(metadata[name], self.rows_on(metadata[name].block_table))
 
-    def check_replay(self, batch: InputBatch) -> None:
+    def check_replay(self, batch: InputBatch, chain_rows: int) -> None:
         """Raise ``RuntimeError`` where a whole graph of the target is about to run trees that it was not captured with:
-        trees are captured in those graphs alone that hold equally long drafts."""
+        trees are captured in those graphs alone that hold equally long drafts of more than ``chain_rows`` rows."""
         if self.chains:
             return
         query = int(batch.num_scheduled_tokens[: self.requests].max())
-        if batch.num_tokens_after_padding != batch.num_reqs_after_padding * query:
+        if query <= chain_rows or batch.num_tokens_after_padding != batch.num_reqs_after_padding * query:
             raise RuntimeError(
                 f"vLLM chose a CUDA graph of {batch.num_reqs_after_padding} requests with "
                 f"{batch.num_tokens_after_padding} tokens for trees of {query} rows, which it was not captured with"

@@ -48,7 +48,8 @@ def _for_trees(base: Any) -> type[ModelState]:
             shape = self.vllm_config.speculative_config.tree
             recorded = records_passes(self.vllm_config)
             levels = self.vllm_config.speculative_config.levels
-            trees = TreeStates(shape, self.max_num_reqs, self.max_model_len, self.device, recorded, levels)
+            given = self.vllm_config.speculative_config.options.longest_given > 0
+            trees = TreeStates(shape, self.max_num_reqs, self.max_model_len, self.device, recorded, levels, given)
             self.steps = TreeSteps(trees)
             layers = get_layers_from_vllm_config(self.vllm_config, Attention)
             self._layers = {name: layer for name, layer in layers.items() if not layer.is_draft_layer}
@@ -82,7 +83,7 @@ def _for_trees(base: Any) -> type[ModelState]:
             else:
                 layout = trees.lay_out(input_batch, self._request_states.prefill_len.gpu)
                 if layout is not None and cudagraph_mode == CUDAGraphMode.FULL:
-                    layout.check_replay(input_batch)
+                    layout.check_replay(input_batch, trees.chain_rows)
             metadata = super().prepare_attn(
                 input_batch, cudagraph_mode, block_tables, slot_mappings, *args, for_capture=for_capture, **kwargs
             )

@@ -28,10 +28,15 @@ class TreeStates:
         device: torch.device,
         recorded: bool = False,
         levels: int = 0,
+        given: bool = False,
     ) -> None:
         """``shape``: the largest tree; ``max_num_reqs``: ``S``; ``recorded``: whether passes over trees are replayed
-        on longer requests, so that their bound is the model's; ``levels``: of chains longer than trees are deep."""
+        on longer requests, so that their bound is the model's; ``levels``: of chains longer than trees are deep;
+        ``given``: whether requests may bring drafts, of any shape."""
         self.shape, self.levels = shape, max(levels, shape.depth)
+        self.chain_rows = 0 if given else 1 + shape.depth
+        """Whole graphs of requests with up to so many rows each have causal attention, which vLLM's backends are faster
+        at: what a drafter is asked for has then no more nodes than a tree is deep, and is a chain."""
         self.last_position = max_model_len - 1
         self.recorded = recorded
         self.device = device
@@ -113,12 +118,17 @@ class TreeStates:
         )
 
     def for_capture(self, batch: InputBatch, longest: int) -> TreeLayout | None:
-        """A layout of equally long drafts, for a graph that is captured now and replayed on real ones; ``None`` where
-        the graph holds other batches."""
+        """A layout of equally long trees, for a graph that is captured now and replayed on real ones; ``None`` where
+        the graph holds chains or other batches."""
         query, rest = divmod(batch.num_tokens, batch.num_reqs)
-        if rest or not 1 < query <= self.shape.nodes + 1:
+        if rest or not max(1, self.chain_rows) < query <= self.shape.nodes + 1:
             return None
         return self._layout(batch.num_reqs, batch.num_tokens, query, batch.query_start_loc, longest)
+
+    def fits_graph(self, slots: np.ndarray, query: int) -> bool:
+        """Whether the drafts of ``slots`` ``[V]``, of ``query`` rows each, may be verified in a whole graph. The
+        scheduler cuts a tree near its request's end, perhaps to as few rows as chains have graphs for."""
+        return query > self.chain_rows or bool(self.is_chain[slots].all())
 
     def rows_for_warm_up(self, requests: int, query: int, block_table: Tensor, longest: int) -> TreeRows:
         """A step in which none of ``requests`` has a row, but might have up to ``query``."""
