@@ -21,20 +21,17 @@ MANY = 1_000_000
 """Last batch size of a schedule's last range; vLLM has no open range."""
 
 SIZES = (1, 2, 3, 4, 5, 7, 15, 31, 63, 127)
-"""Numbers of drafted tokens that are chosen among, beside none and the largest. Each has CUDA graphs of its own.
-
-A tree of these has a power of two of rows with its root, which tiles of tree attention hold without a rest: with the 4
-query heads that share a head of Llama-3's cache, 16 rows fill a tile of 64, and 17 need one of 128."""
+"""Numbers of drafted tokens that are chosen among, beside none and the largest. Each has CUDA graphs of its own. Trees
+have a power of two of rows, root included, which fill tiles of tree attention: with the 4 query heads that share a head
+of Llama-3's cache, 16 rows fill a tile of 64, and 17 need one of 128."""
 
 MOST_ROWS = 512
 """Rows of a step that drafts may fill: where vLLM's default CUDA graphs end."""
 
 UNMEASURED: dict[str, tuple[int, int]] = {
-    # Measured up to 16 requests, see docs/benchmarks.md: arithmetic is what is short, so that larger trees pay at one
-    # request only, and from eight requests on short chains are faster.
+    # Measured for 1 to 16 requests, docs/benchmarks.md: arithmetic is short, and from 8 on short chains are faster.
     "cpu": (7, 48),
-    # Measured on an H200, see docs/benchmarks.md: a step took 2.4 times as long as a plain one with 240 rows of trees,
-    # 2.1 times with 320 of chains, and 5.8 times with 960 of trees. In between arithmetic becomes what is short.
+    # On an H200, docs/benchmarks.md, steps took 2.4 plain ones with 240 rows of trees, 2.1 with 320 of chains.
     "cuda": (63, 256),
 }
 """Per device type: the most nodes, and the most rows of a step, while nothing has been measured."""

@@ -35,8 +35,7 @@ class TreeStates:
         ``given``: whether requests may bring drafts, of any shape."""
         self.shape, self.levels = shape, max(levels, shape.depth)
         self.chain_rows = 0 if given else 1 + shape.depth
-        """Whole graphs of requests with up to so many rows each have causal attention, which vLLM's backends are faster
-        at: what a drafter is asked for has then no more nodes than a tree is deep, and is a chain."""
+        """Drafts of up to so many rows are chains, and their graphs have causal attention, at which vLLM is faster."""
         self.last_position = max_model_len - 1
         self.recorded = recorded
         self.device = device
@@ -118,16 +117,14 @@ class TreeStates:
         )
 
     def for_capture(self, batch: InputBatch, longest: int) -> TreeLayout | None:
-        """A layout of equally long trees, for a graph that is captured now and replayed on real ones; ``None`` where
-        the graph holds chains or other batches."""
+        """A layout of equally long trees for a graph that is captured now; ``None`` for chains and other batches."""
         query, rest = divmod(batch.num_tokens, batch.num_reqs)
         if rest or not max(1, self.chain_rows) < query <= self.shape.nodes + 1:
             return None
         return self._layout(batch.num_reqs, batch.num_tokens, query, batch.query_start_loc, longest)
 
     def fits_graph(self, slots: np.ndarray, query: int) -> bool:
-        """Whether the drafts of ``slots`` ``[V]``, of ``query`` rows each, may be verified in a whole graph. The
-        scheduler cuts a tree near its request's end, perhaps to as few rows as chains have graphs for."""
+        """Whether drafts of ``slots`` ``[V]``, of ``query`` rows, fit a whole graph. A cut tree may be too short."""
         return query > self.chain_rows or bool(self.is_chain[slots].all())
 
     def rows_for_warm_up(self, requests: int, query: int, block_table: Tensor, longest: int) -> TreeRows:
