@@ -18,7 +18,7 @@ from benchmarks.gpu_suite.engine_methods import LOADS, METHODS, STOCK, Load
 from benchmarks.gpu_suite.engine_steps import Run
 
 MAX_MODEL_LEN = 32768 + 1024
-MOST_TOKENS = 512
+MOST_TOKENS = 1024
 """That a request gets while it is measured, drafts included."""
 SHARE_OF_THE_GPU = 0.2
 """That an engine wants to find free when it starts."""
@@ -79,7 +79,7 @@ def rows(
         )
         started = time.perf_counter() - begun
         compiled = llm.llm_engine.vllm_config.compilation_config.compilation_time
-        run = Run(llm, speculative, size.vocabulary, max_model_len)
+        run = Run(llm, speculative, size.vocabulary, max_model_len, chooses=not method.fixed)
         gate.wait()
         for load in loads:
             yield {

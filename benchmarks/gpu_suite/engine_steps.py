@@ -1,12 +1,12 @@
 """Steps of a running engine: how long they take, and how long the GPU is busy in them, with what.
 
-Prompts are read first and not timed, but for the load in which they arrive. Then so many steps of the whole batch are
-timed between two synchronisations; a profile of a few more says how long the GPU was busy per step, and so how long it
-waited for the host.
+Prompts are read first and not timed, but for the load in which they arrive. After some steps that are not timed either,
+so many of the whole batch are timed between two synchronisations; a profile of a few more says how long the GPU was
+busy per step, and so how long it waited for the host.
 """
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -14,18 +14,21 @@ from typing import Any
 from benchmarks.gpu_suite.engine_methods import Load
 from benchmarks.gpu_suite.timing import DEVICE
 
-WARM_UP_STEPS, STEPS, PROFILED_STEPS, STEPS_PER_PROMPT = 10, 40, 8, 8
+WARM_UP_STEPS, SETTLING_STEPS, STEPS, PROFILED_STEPS, STEPS_PER_PROMPT = 10, 100, 40, 8, 8
 LISTED_KERNELS = 12
 
 
 class Run:
-    def __init__(self, llm: Any, speculative: dict[str, Any] | None, vocabulary: int, max_model_len: int) -> None:
+    def __init__(
+        self, llm: Any, speculative: dict[str, Any] | None, vocabulary: int, max_model_len: int, chooses: bool = False
+    ) -> None:
+        """``chooses``: whether the scheduler chooses how much is drafted, and has to learn that of each load first."""
         from benchmarks.step_parts import functions_of
         from benchmarks.stopwatch import Stopwatch
 
         self.engine = llm.llm_engine
         self.scheduler = self.engine.engine_core.engine_core.scheduler
-        self.vocabulary, self.max_model_len = vocabulary, max_model_len
+        self.vocabulary, self.max_model_len, self.chooses = vocabulary, max_model_len, chooses
         self.host = Stopwatch()
         for function in functions_of(speculative):
             with suppress(AttributeError, ImportError):  # where vLLM is not as the profile knows it
@@ -33,6 +36,8 @@ class Run:
         self.asked = 0
         self.emitted: dict[str, int] = {}
         """Tokens so far, by request."""
+        self.drafted: Counter[int] = Counter()
+        """Steps by how many tokens of each request they drafted, where the scheduler chooses."""
         self.gone: set[str] = set()
         """Requests that made room for others."""
 
@@ -44,10 +49,13 @@ class Run:
             self._ask(load.context)
         while len(self.emitted) < load.requests:  # prompts are being read
             self._step()
-        self._steps(WARM_UP_STEPS)
+        arriving = load.context if load.arriving else None
+        # What runs for the first time is loaded or compiled, in steps that read prompts too.
+        self._steps(SETTLING_STEPS if self.chooses else WARM_UP_STEPS, arriving)
         self.host.seconds.clear()
+        self.drafted.clear()
         before = sum(self.emitted.values())
-        taken, steps = self._steps(STEPS, load.context if load.arriving else None)
+        taken, steps = self._steps(STEPS, arriving)
         tokens = sum(self.emitted.values()) - before
         step_ms = 1000 * taken / steps
         row = {
@@ -55,6 +63,7 @@ class Run:
             "step_ms": round(step_ms, 3),
             "tokens_per_step": round(tokens / steps / load.requests, 3),
             "tokens_per_second": round(tokens / taken, 1),
+            **({"drafted": dict(sorted(self.drafted.items()))} if self.chooses else {}),
             "host_ms": {part: round(1000 * spent / steps, 3) for part, spent in sorted(self.host.seconds.items())},
             **({} if load.arriving else self._profile(step_ms)),
         }
@@ -84,6 +93,8 @@ class Run:
         self._ask(context)
 
     def _step(self) -> None:
+        if self.chooses:
+            self.drafted[self.scheduler.dynamic_sd_lookup[len(self.scheduler.running)]] += 1
         for output in self.engine.step():
             self.emitted[output.request_id] = len(output.outputs[0].token_ids)
             if output.finished and output.request_id not in self.gone:

@@ -1,8 +1,9 @@
-"""The part ``lossless``: whether the tokens of every method are those of plain decoding, on this GPU.
+"""The parts ``lossless`` and ``lossless_eager``: whether the tokens of every method are those of plain decoding, on
+this GPU, in CUDA graphs, as methods are served, and without.
 
 The bundled models in float32 answer the requests of ``tests/engine``, greedy and seeded, in an engine of its own for
 each configuration and several engines at a time. Where drafts are drawn, only the greedy ones are asked, because the
-others are the same in their distribution alone. One row is a deliberate fault, which has to be noticed.
+others are the same in their distribution alone. One row of each part is a deliberate fault, which has to be noticed.
 """
 
 import json
@@ -27,6 +28,7 @@ SHARE_OF_THE_GPU = 0.01
 LISTED_DIFFERENCES = 12
 IN_GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_capture_sizes": [1, 2, 4, 8, 25, 50, 100, 200]}
 """Compiled, and so beside plain decoding that is compiled too: those kernels round otherwise than eager passes."""
+WRONG_BIT = "flip_an_ancestor_bit"
 BY_LOAD = [[1, 2, 24], [3, 4, 9], [5, 8, 4]]
 """Drafted tokens by running requests: steps of three lengths, a chain among them, in graphs that hold more requests."""
 ENVIRONMENT = {
@@ -59,8 +61,9 @@ def rounds() -> list[list[dict[str, Any]]]:
     return [ROUND, AGAIN]
 
 
-def configurations() -> dict[str, Configuration]:
-    from tests.engine.conftest import CHAIN, eagle3, moa, of_method, small, tree
+def methods() -> dict[str, dict[str, Any]]:
+    """Arguments of ``vllm.LLM`` by name."""
+    from tests.engine.conftest import eagle3, moa, of_method, tree
     from vllm_specext.measure.bundled import MODELS, SLEM, SLRS, SWIFT, TLI
 
     others = {"swift": SWIFT, "slem": SLEM, "tli": TLI, "slrs": SLRS}
@@ -74,25 +77,37 @@ def configurations() -> dict[str, Configuration]:
         "griffin tree and predictions": reading(tree(24, 4)),
         "moa tree and clients' trees": moa(24, 4, client_drafts=True),
     }
-    methods = trees | own
-    # What matters most comes first: with trees, and in graphs, as they are served.
+    return trees | own
+
+
+def in_graphs() -> dict[str, Configuration]:
+    from tests.engine.conftest import tree
+
+    griffin = tree(24, 4) | IN_GRAPHS
+    loads = tree(24, 4, BY_LOAD) | IN_GRAPHS | {"cudagraph_capture_sizes": [1, 2, 4, 8, 10, 20, 25, 40, 50]}
+    # What matters most comes first.
     return {
-        "plain in graphs": Configuration(IN_GRAPHS, against=None),
+        "plain": Configuration(IN_GRAPHS, against=None),
+        "griffin tree, a wrong mask bit": Configuration(griffin, fault=WRONG_BIT),
+        "griffin by load": Configuration(loads),
+        **{name: Configuration(llm | IN_GRAPHS, greedy_only=name == "slrs") for name, llm in methods().items()},
+    }
+
+
+def eager() -> dict[str, Configuration]:
+    from tests.engine.conftest import CHAIN, small, tree
+
+    return {
         "plain": Configuration(against=None),
-        "griffin tree, a wrong mask bit": Configuration(tree(24, 4), fault="flip_an_ancestor_bit"),
-        **{
-            f"{name} in graphs": Configuration(llm | IN_GRAPHS, "plain in graphs", greedy_only=name == "slrs")
-            for name, llm in methods.items()
-        },
-        "griffin by load in graphs": Configuration(
-            tree(24, 4, BY_LOAD) | IN_GRAPHS | {"cudagraph_capture_sizes": [1, 2, 4, 8, 10, 20, 25, 40, 50]},
-            "plain in graphs",
-        ),
+        "griffin tree, a wrong mask bit": Configuration(tree(24, 4), fault=WRONG_BIT),
+        **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in methods().items()},
         "griffin chain": Configuration({"speculative_config": CHAIN}),
         "griffin tree, fewer tokens to draft from": Configuration(small(tree(24, 4))),
         "predictions": Configuration({"speculative_config": {"method": "given", "adaptive_drafts": False}}),
-        **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in methods.items()},
     }
+
+
+CONFIGURATIONS = {"graphs": in_graphs, "eager": eager}
 
 
 def reading(config: dict[str, Any]) -> dict[str, Any]:
@@ -100,9 +115,9 @@ def reading(config: dict[str, Any]) -> dict[str, Any]:
     return {"speculative_config": config["speculative_config"] | {"prediction_tokens": 20}}
 
 
-def rows(run: Callable[[Configuration], dict[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
-    """``run`` gives what ``tests/engine/runner.py`` writes."""
-    known = configurations()
+def rows(which: str, run: Callable[[Configuration], dict[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
+    """``which`` of ``CONFIGURATIONS``; ``run`` gives what ``tests/engine/runner.py`` writes."""
+    known = CONFIGURATIONS[which]()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         begun = {name: pool.submit(_timed, run or engine, each) for name, each in known.items()}
         for name, each in known.items():

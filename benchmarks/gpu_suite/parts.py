@@ -66,16 +66,23 @@ PARTS = (
         (HERE + "correctness.py", HERE + "pytest_log.py", "tests/kernels", "vllm_specext/kernels", "vllm_specext/tree"),
         is_timed=False,
     ),
-    Part(
-        "lossless",
-        "tokens of every method beside those of plain decoding",
-        "lossless",
-        "rows",
-        90,
-        300,
-        (HERE + "lossless.py", "vllm_specext", "tests/engine"),
-        needs="vllm",
-        is_timed=False,
+    *(
+        Part(
+            name,
+            f"tokens of every method beside those of plain decoding, {how}",
+            "lossless",
+            "rows",
+            90,
+            300,
+            (HERE + "lossless.py", "vllm_specext", "tests/engine"),
+            (which,),
+            needs="vllm",
+            is_timed=False,
+        )
+        for name, which, how in (
+            ("lossless", "graphs", "in CUDA graphs"),
+            ("lossless_eager", "eager", "without"),
+        )
     ),
     *(
         Part(

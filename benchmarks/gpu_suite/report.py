@@ -9,6 +9,7 @@ from benchmarks.gpu_suite.engine_methods import METHODS
 from benchmarks.gpu_suite.store import Store
 
 Row = dict[str, Any]
+LOSSLESS = ("method", "against", "requests", "different", "drafts", "accepted", "seconds", "message")
 COLUMNS: dict[str, tuple[str, ...]] = {
     "bandwidth": ("what", "us", "terabytes_per_second", "teraflops"),
     "correctness": ("file", "passed", "failed", "skipped_tests", "seconds", "test", "message"),
@@ -24,7 +25,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "floor_share",
     ),
     "tgf_tiles": ("rows", "tile", "block_m", "block_n", "depth_bytes", "stages", "warps", "us", "floor_share"),
-    "lossless": ("method", "against", "requests", "different", "drafts", "accepted", "seconds", "message"),
+    "lossless": LOSSLESS,
+    "lossless_eager": LOSSLESS,
     "engine": (
         *("method", "requests", "context", "load", "step_ms", "gpu_busy_ms", "gpu_idle_share", "launches_per_step"),
         *("tokens_per_step", "faster_from", "tokens_per_second", "message"),

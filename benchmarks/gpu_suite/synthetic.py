@@ -17,6 +17,8 @@ from torch import Tensor
 GEOMETRIC = 0.6
 """The drafter's probability of its best token; each next one has 0.4 of that of the one before."""
 
+ENDS = 500
+"""Walks end with ids below this one, another one in each row, so that drafts are seldom the same."""
 
 RATES = {4: 0.70, 15: 0.80, 31: 0.83, 59: 0.85}
 """Assumed chance that a node of the best path is accepted after the one before it, from so many drafted tokens on.
@@ -40,7 +42,7 @@ def draws(
     levels: int,
     rate: Callable[[int], float] = rate_for,
 ) -> Tensor:
-    """``drawn`` ``[rows]`` changed so that a walk down ``parents`` ``[R, N + 1]`` accepts as many as chance wants,
+    """``drawn`` ``[rows]``, changed so that a walk down ``parents`` ``[R, N + 1]`` accepts as many as chance wants,
     ``levels`` at most, by the ``rate`` of so many drafted tokens. Chains have the parents of a chain. A request may
     have fewer rows than its tree has."""
     rows, requests = drawn.shape[0], parents.shape[0]
@@ -53,7 +55,9 @@ def draws(
     # What is not there is a row after the last, which is taken away again.
     at = torch.where(there, starts[:-1, None] + path, rows)
     drawn, drafted = (torch.cat((each, each[:1])) for each in (drawn, drafted))
-    changed = torch.where(accepted, drafted[at[:, 1:]], drawn[at[:, :-1]])
+    # A model with random weights often draws one token again and again, and its drafter drafts it: where a walk is to
+    # end, it would go on by chance.
+    changed = torch.where(accepted, drafted[at[:, 1:]], at[:, :-1] % ENDS)
     return drawn.scatter(0, at[:, :-1].flatten(), changed.flatten().to(drawn.dtype))[:rows]
 
 

@@ -177,7 +177,7 @@ def test_a_hollow_checkpoint_has_the_shapes_and_no_weights(tmp_path: Path) -> No
 def test_synthetic_acceptance_takes_the_best_path_as_deep_as_told(rate: float, accepted: int) -> None:
     """Two requests; the first children are nodes 1, 3 and 5."""
     parents = torch.tensor([[0, 0, 0, 1, 1, 3]] * 2)
-    drafted, drawn = torch.arange(12), torch.full((12,), -5)
+    drafted, drawn = torch.arange(600, 612), torch.full((12,), -5)
     starts = torch.tensor([0, 6, 12])
     told = synthetic.draws(drawn, drafted, starts, parents, 3, lambda nodes: rate)
     _, num_sampled, path = accept_tree(told, drafted, starts, parents, 3)
@@ -209,9 +209,17 @@ def test_graphs_are_captured_for_the_rows_that_steps_have() -> None:
 def test_synthetic_acceptance_stays_in_a_request_whose_tree_was_cut() -> None:
     """The first of two requests has three rows of its six: the path ends with node 1 there."""
     parents = torch.tensor([[0, 0, 0, 1, 1, 3]] * 2)
-    drafted, drawn, starts = torch.arange(9), torch.full((9,), -5), torch.tensor([0, 3, 9])
+    drafted, drawn, starts = torch.arange(600, 609), torch.full((9,), -5), torch.tensor([0, 3, 9])
     told = synthetic.draws(drawn, drafted, starts, parents, 3, lambda nodes: 1.0)
-    assert told.tolist() == [1, -5, -5, 4, 6, -5, 8, -5, -5]
+    assert told.tolist() == [601, 1, -5, 604, 606, -5, 608, -5, -5]
+
+
+def test_a_walk_that_is_to_end_does_not_go_on_because_the_target_draws_what_was_drafted() -> None:
+    parents, starts = torch.tensor([[0, 0, 1, 2]] * 2), torch.tensor([0, 4, 8])
+    drafted = drawn = torch.full((8,), 1234)
+    assert (accept_tree(drawn, drafted, starts, parents, 3)[1] - 1).tolist() == [3, 3]
+    told = synthetic.draws(drawn, drafted, starts, parents, 3, lambda nodes: 0.0)
+    assert (accept_tree(told, drafted, starts, parents, 3)[1] - 1).tolist() == [0, 0]
 
 
 def test_more_drafted_tokens_are_assumed_to_be_accepted_more_often() -> None:
