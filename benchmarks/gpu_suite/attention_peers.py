@@ -124,31 +124,55 @@ def flash_2(problem: Problem) -> Call:
 
 def flash_3(problem: Problem) -> Call:
     """vLLM's FlashAttention-3, which reads pages."""
+    lens = problem.rows.prefix_lens + problem.shape.nodes + 1
+    return partial(_flash_3(), **_paged(problem), seqused_k=lens, causal=True)
+
+
+def ours_after_flash_3(problem: Problem) -> Call:
+    """The prefix with FlashAttention-3, and the nodes with our kernel, in two launches or three."""
+    from vllm_specext.kernels.tree_attention.after_prefix import attend_to_nodes
+
+    prefixes = {"seqused_k": problem.rows.prefix_lens, "causal": False, "return_softmax_lse": True}
+    over_prefixes = partial(_flash_3(), **_paged(problem), **prefixes)
+
+    def call() -> Tensor:
+        _, lse = over_prefixes()
+        arguments = problem.query, problem.keys, problem.values, problem.rows, problem.out
+        attend_to_nodes(*arguments, lse, scale=problem.scale)
+        return problem.out
+
+    return call
+
+
+def _flash_3() -> Callable[..., Any]:
     from vllm.vllm_flash_attn import flash_attn_varlen_func
     from vllm.vllm_flash_attn.flash_attn_interface import is_fa_version_supported
 
     if not is_fa_version_supported(3):
         raise ImportError("vLLM's FlashAttention 3 is not in this installation or not for this GPU")
-    lens = problem.rows.prefix_lens + problem.shape.nodes + 1
-    keys, values = problem.keys.transpose(1, 2), problem.values.transpose(1, 2)
-    return lambda: flash_attn_varlen_func(
-        problem.query,
-        keys,
-        values,
-        max_seqlen_q=problem.shape.rows,
-        cu_seqlens_q=problem.rows.query_start_loc,
-        max_seqlen_k=problem.rows.max_seq_len,
-        seqused_k=lens,
-        softmax_scale=problem.scale,
-        causal=True,
-        block_table=problem.table,
-        fa_version=3,
-        out=problem.out,
-    )
+    attend: Callable[..., Any] = flash_attn_varlen_func
+    return attend
+
+
+def _paged(problem: Problem) -> dict[str, Any]:
+    """What FlashAttention-3 is given, whatever it attends to."""
+    return {
+        "q": problem.query,
+        "k": problem.keys.transpose(1, 2),
+        "v": problem.values.transpose(1, 2),
+        "max_seqlen_q": problem.shape.rows,
+        "cu_seqlens_q": problem.rows.query_start_loc,
+        "max_seqlen_k": problem.rows.max_seq_len,
+        "softmax_scale": problem.scale,
+        "block_table": problem.table,
+        "fa_version": 3,
+        "out": problem.out,
+    }
 
 
 TREES: dict[str, Callable[[Problem], Call]] = {
     "ours": ours,
+    "ours after FlashAttention 3": ours_after_flash_3,
     "FlashInfer custom mask": flashinfer,
     "xformers static tree": xformers,
     "SDPA efficient": partial(sdpa, backend=SDPBackend.EFFICIENT_ATTENTION),

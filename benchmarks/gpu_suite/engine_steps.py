@@ -94,7 +94,7 @@ class Run:
 
     def _step(self) -> None:
         if self.chooses:
-            self.drafted[self.scheduler.dynamic_sd_lookup[len(self.scheduler.running)]] += 1
+            self.drafted[self.scheduler.measured_drafts.choice.nodes(len(self.scheduler.running))] += 1
         for output in self.engine.step():
             self.emitted[output.request_id] = len(output.outputs[0].token_ids)
             if output.finished and output.request_id not in self.gone:

@@ -11,10 +11,30 @@ import pytest
 import torch
 from compiling import EVERY, PROCESSORS, Launched, compiled, dumped
 
-from vllm_specext.kernels.tree_attention import TreeRows, kernel
+from vllm_specext.kernels.tree_attention import TreeRows, after_prefix, kernel
 from vllm_specext.kernels.tree_attention.tiles import launch_for
 
 __all__ = ["compiled"]
+
+
+def usual(
+    head_size: int, dtype: torch.dtype, query: int, cache: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor, TreeRows]:
+    """Queries, a cache and ``query`` rows for each of two requests, with 4 heads for each of the cache, as in
+    Llama-3-8B."""
+    requests, heads, kv_heads = 2, 8, 2
+    rows = TreeRows(
+        block_table=torch.zeros(requests, 4, dtype=torch.int32),
+        query_start_loc=torch.arange(0, requests * query + 1, query, dtype=torch.int32),
+        prefix_lens=torch.zeros(requests, dtype=torch.int32),
+        visible=torch.zeros(requests, query, -(-query // 32), dtype=torch.int32),
+        num_rows=requests * query,
+        max_query_len=query,
+        num_nodes=query,
+        max_seq_len=64,
+    )
+    queries = torch.zeros(requests * query, heads, head_size).to(dtype)
+    return queries, torch.zeros(8, kv_heads, 16, 2 * head_size).to(cache or dtype), rows
 
 
 def attend(
@@ -28,21 +48,9 @@ def attend(
     soft_cap: float = 0.0,
     sliding_window: int = 0,
 ) -> None:
-    """``query`` rows for each of two requests, with 4 heads for each of the cache, as in Llama-3-8B."""
-    requests, heads, kv_heads = 2, 8, 2
-    rows = TreeRows(
-        block_table=torch.zeros(requests, 4, dtype=torch.int32),
-        query_start_loc=torch.arange(0, requests * query + 1, query, dtype=torch.int32),
-        prefix_lens=torch.zeros(requests, dtype=torch.int32),
-        visible=torch.zeros(requests, query, -(-query // 32), dtype=torch.int32),
-        num_rows=requests * query,
-        max_query_len=query,
-        num_nodes=query,
-        max_seq_len=64,
-    )
-    queries = torch.zeros(requests * query, heads, head_size).to(dtype)
-    keys, values = torch.zeros(8, kv_heads, 16, 2 * head_size).to(cache or dtype).chunk(2, dim=-1)
-    factor = torch.ones(kv_heads) if cache else None
+    queries, both, rows = usual(head_size, dtype, query, cache)
+    keys, values = both.chunk(2, dim=-1)
+    factor = torch.ones(keys.shape[1]) if cache else None
     scales = {"q_scale": factor if queries.itemsize == 1 else None, "k_scale": factor, "v_scale": factor}
     out = torch.zeros_like(queries, dtype=torch.bfloat16 if queries.itemsize == 1 else dtype)
     launch = launch_for(queries, keys, rows, PROCESSORS[capability])._replace(runs=runs)
@@ -72,6 +80,21 @@ def compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[int], No
 )
 def test_tree_attention_compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[int], None]) -> None:
     compiles_and_fits(compiled, launch)
+
+
+@pytest.mark.parametrize("compiled", EVERY, indirect=True)
+@pytest.mark.parametrize(("head_size", "dtype", "soft_cap"), [(128, torch.bfloat16, 0.0), (80, torch.float16, 30.0)])
+def test_attention_after_the_prefix_compiles(
+    compiled: tuple[int, Launched], head_size: int, dtype: torch.dtype, soft_cap: float
+) -> None:
+    query, both, rows = usual(head_size, dtype, 60)
+    keys, values = both.chunk(2, dim=-1)
+    lse = torch.zeros(query.shape[1], len(query))
+    after_prefix.attend_to_nodes(query, keys, values, rows, query.clone(), lse, scale=0.1, soft_cap=soft_cap)
+    ((name, made),) = compiled[1]
+    assert name == "_attend_to_nodes_kernel"
+    assert made.asm["cubin"]
+    assert made.metadata.shared <= PROCESSORS[compiled[0]].memory_of_program
 
 
 @pytest.mark.parametrize("compiled", EVERY, indirect=True)
