@@ -14,11 +14,14 @@ from tests.unit.test_graph_ladders import manager
 from tests.unit.test_graph_sizes import CHAIN_ROWS, SHAPE, step
 from vllm_specext.engine.hooks.runner_patches import _gather_batch_req_state
 from vllm_specext.engine.verification.tree_states import TreeStates
+from vllm_specext.options.base import MethodOptions
+from vllm_specext.options.swift import SwiftOptions
+from vllm_specext.options.trees import GriffinOptions, MoAOptions
 from vllm_specext.tree.budget import SIZES, shape_for
 
 
-def trees(given: bool = False) -> TreeStates:
-    made = TreeStates(SHAPE, 4, 512, torch.device("cpu"), given=given)
+def trees(chain_rows: int = CHAIN_ROWS) -> TreeStates:
+    made = TreeStates(SHAPE, 4, 512, torch.device("cpu"), chain_rows=chain_rows)
     made.is_chain[:] = [True, True, False, False]
     return made
 
@@ -33,9 +36,23 @@ def test_graphs_have_tree_attention_for_the_sizes_that_are_trees() -> None:
         assert captured_with_trees(trees(), 1 + nodes) == (shape_for(nodes, SHAPE).top_k > 1)
 
 
-def test_where_requests_bring_drafts_short_ones_may_be_trees() -> None:
-    assert [captured_with_trees(trees(given=True), rows) for rows in (1, 2, CHAIN_ROWS)] == [False, True, True]
-    assert trees(given=True).fits_graph(np.array([2, 3]), 4)
+def test_where_short_drafts_may_be_trees_all_graphs_have_tree_attention() -> None:
+    assert [captured_with_trees(trees(0), rows) for rows in (1, 2, CHAIN_ROWS)] == [False, True, True]
+    assert trees(0).fits_graph(np.array([2, 3]), 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "chains"),
+    [
+        (GriffinOptions(model="any"), True),
+        (GriffinOptions(model="any", prediction_tokens=20), False),
+        (MoAOptions(model="any"), True),
+        (MoAOptions(model="any", client_drafts=True), False),
+        (SwiftOptions(), False),
+    ],
+)
+def test_short_drafts_are_chains_but_for_swifts_and_what_requests_bring(options: MethodOptions, chains: bool) -> None:
+    assert options.short_are_chains == chains
 
 
 @pytest.mark.parametrize(

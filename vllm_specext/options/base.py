@@ -78,6 +78,11 @@ class MethodOptions(BaseModel):
         return None
 
     @property
+    def short_are_chains(self) -> bool:
+        """Whether every draft of no more nodes than a tree is deep is a chain, whoever made it."""
+        return self.longest_given == 0
+
+    @property
     def lookahead(self) -> int | None:
         """KV slots that drafting writes, the last sampled token's first. ``None`` means one per drafted token."""
         return None if self.tree is None else lookahead(self.tree.depth, self.tree.top_k, self.root_slots)

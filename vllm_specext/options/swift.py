@@ -30,6 +30,11 @@ class SwiftOptions(MethodOptions):
     )
 
     @property
+    def short_are_chains(self) -> bool:
+        """Short drafts, too, have alternatives beside their chain."""
+        return False
+
+    @property
     def tree(self) -> TreeShape:
         return TreeShape(self.num_speculative_tokens, min(self.num_speculative_tokens, MAX_DEPTH), NUM_CANDIDATES)
 

@@ -48,8 +48,8 @@ def _for_trees(base: Any) -> type[ModelState]:
             shape = self.vllm_config.speculative_config.tree
             recorded = records_passes(self.vllm_config)
             levels = self.vllm_config.speculative_config.levels
-            given = self.vllm_config.speculative_config.options.longest_given > 0
-            trees = TreeStates(shape, self.max_num_reqs, self.max_model_len, self.device, recorded, levels, given)
+            chain_rows = 1 + shape.depth if self.vllm_config.speculative_config.options.short_are_chains else 0
+            trees = TreeStates(shape, self.max_num_reqs, self.max_model_len, self.device, recorded, levels, chain_rows)
             self.steps = TreeSteps(trees)
             layers = get_layers_from_vllm_config(self.vllm_config, Attention)
             self._layers = {name: layer for name, layer in layers.items() if not layer.is_draft_layer}

@@ -28,14 +28,14 @@ class TreeStates:
         device: torch.device,
         recorded: bool = False,
         levels: int = 0,
-        given: bool = False,
+        chain_rows: int = 0,
     ) -> None:
         """``shape``: the largest tree; ``max_num_reqs``: ``S``; ``recorded``: whether passes over trees are replayed
         on longer requests, so that their bound is the model's; ``levels``: of chains longer than trees are deep;
-        ``given``: whether requests may bring drafts, of any shape."""
+        ``chain_rows``: up to so many rows drafts are chains, and their graphs have causal attention, at which vLLM's
+        backends are faster."""
         self.shape, self.levels = shape, max(levels, shape.depth)
-        self.chain_rows = 0 if given else 1 + shape.depth
-        """Drafts of up to so many rows are chains, and their graphs have causal attention, at which vLLM is faster."""
+        self.chain_rows = chain_rows
         self.last_position = max_model_len - 1
         self.recorded = recorded
         self.device = device
