@@ -1,6 +1,6 @@
 """The parts ``tree_attention`` and ``attention_tiles``.
 
-The first is tree attention beside its peers on the heads of Llama-3-8B and its drafters: the share of the copy
+The first is tree attention beside its peers on the heads of Llama-3-8B and its drafters: the share of the memory
 bandwidth, and the ratio to FlashAttention's causal kernel on as many rows, the fastest of those installed. The second
 tries other tiles of our kernel than it chooses itself.
 """

@@ -87,7 +87,7 @@ def _fusion(rows: list[Row], path: Path) -> None:
     figure, axes = _grid(2)
     timed = [row for row in rows if "us" in row]
     for axis, y, label in zip(
-        axes, ("us", "bandwidth_share"), ("microseconds", "share of the copy bandwidth"), strict=True
+        axes, ("us", "bandwidth_share"), ("microseconds", "share of the memory bandwidth"), strict=True
     ):
         _lines(axis, timed, "implementation", "rows", y)
         axis.set_ylabel(label)
