@@ -5,6 +5,7 @@ Ends with status 0 when everything that ran was right, 1 when a result was wrong
 
 import argparse
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     if args.one:
         write_rows(next(part for part in PARTS if part.name == args.one), args.rows)
         return 0
+    # As ^C: what is measured so far is kept, also where a machine's time ends.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     if args.list:
         for part in PARTS:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from benchmarks.gpu_suite.machine import digest
-from benchmarks.gpu_suite.part_process import PartProcess
+from benchmarks.gpu_suite.part_process import INTERRUPTED, PartProcess
 from benchmarks.gpu_suite.parts import Part
 from benchmarks.gpu_suite.store import DONE, Store
 
@@ -117,6 +117,8 @@ def run_all(
             store.keep(part.name, {"key": keys[part.name], "machine": machine, "date": date, **result}, order)
             what = f"{result['status']}, {len(result['rows'])} rows, {result['seconds']:.0f} s"
             report(part.name, what if result["status"] == DONE else f"{what}\n{result['message']}")
+            if result["message"].startswith(INTERRUPTED):
+                break
     finally:
         side_by_side.end()
     return became

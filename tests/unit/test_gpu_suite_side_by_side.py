@@ -172,3 +172,28 @@ def is_running(process: int) -> bool:
 def test_without_a_suite_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(gate.VARIABLE, raising=False)
     gate.wait()
+
+
+INTERRUPTS = """#!/bin/sh
+for rows; do :; done  # the last argument
+echo '{"us": 1.0}' > "$rows"
+for turn in $(seq 600); do [ -e "$GPU_SUITE_GATE/open" ] && break; sleep 0.05; done
+sleep 0.5
+[ -e "$GPU_SUITE_GATE/open" ] && kill -TERM $PPID
+sleep 600
+"""
+"""A part whose suite is told to end while it waits for it."""
+
+
+def test_an_interrupted_part_leaves_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "python"
+    script.write_text(INTERRUPTS)
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        result = PartProcess(parts.PARTS[0]).measure(60)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (result["status"], result["rows"]) == ("stopped", [{"us": 1.0}])
+    assert result["message"].startswith("interrupted after")
