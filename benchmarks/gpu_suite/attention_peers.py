@@ -130,7 +130,7 @@ def flash_3(problem: Problem) -> Call:
 
 def ours_after_flash_3(problem: Problem) -> Call:
     """The prefix with FlashAttention-3, and the nodes with our kernel, in two launches or three."""
-    from vllm_specext.kernels.tree_attention.after_prefix import attend_to_nodes
+    from benchmarks.gpu_suite.after_prefix import attend_to_nodes  # needs Triton
 
     prefixes = {"seqused_k": problem.rows.prefix_lens, "causal": False, "return_softmax_lse": True}
     over_prefixes = partial(_flash_3(), **_paged(problem), **prefixes)

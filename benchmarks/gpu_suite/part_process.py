@@ -18,7 +18,7 @@ from benchmarks.gpu_suite.parts import Part
 from benchmarks.gpu_suite.store import DONE
 
 LOG_LINES = 25
-OUT_OF_TIME, INTERRUPTED = "out of time", "interrupted"
+INTERRUPTED = "interrupted"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Torch would have a thread on every core in each of the processes that run side by side, tests and engines. Those
 wait for one another busily: on two cores, a test took six times as long in four processes of 16 threads as of one."""
@@ -49,22 +49,22 @@ class PartProcess:
 
     def measure(self, seconds: float) -> dict[str, Any]:
         """Let it measure for so many ``seconds`` at most, and end it. ``status`` is ``done``, ``stopped`` at the end of
-        its time or when the suite is interrupted, or ``failed``; ``rows`` are kept in any case, ``message`` says why it
+        its time, ``interrupted`` with the suite, or ``failed``; ``rows`` are kept in any case, ``message`` says why it
         was not done."""
-        begun, reason = time.monotonic(), OUT_OF_TIME
+        begun, ended = time.monotonic(), "stopped"
         (self._gate / gate.OPEN).touch()
         try:
             code: int | None = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             code = None
         except KeyboardInterrupt:
-            code, reason = None, INTERRUPTED
+            code, ended = None, INTERRUPTED
         finally:
             self._kill()
         took = time.monotonic() - begun
         rows = [json.loads(line) for line in self._rows.read_text().splitlines() if line.endswith("}")]
-        status = DONE if code == 0 else "stopped" if code is None else "failed"
-        message = "" if code == 0 else self._last_lines() if code else f"{reason} after {took:.0f} s"
+        status = DONE if code == 0 else ended if code is None else "failed"
+        message = "" if code == 0 else self._last_lines() if code else f"{ended} after {took:.0f} s"
         return {"status": status, "seconds": round(took, 1), "rows": rows, "message": message}
 
     def end(self) -> None:

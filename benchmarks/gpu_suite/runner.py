@@ -117,7 +117,7 @@ def run_all(
             store.keep(part.name, {"key": keys[part.name], "machine": machine, "date": date, **result}, order)
             what = f"{result['status']}, {len(result['rows'])} rows, {result['seconds']:.0f} s"
             report(part.name, what if result["status"] == DONE else f"{what}\n{result['message']}")
-            if result["message"].startswith(INTERRUPTED):
+            if result["status"] == INTERRUPTED:
                 break
     finally:
         side_by_side.end()

@@ -1,5 +1,5 @@
-"""The second half of tree attention where a kernel for causal attention did the first: all rows of a request see its
-whole prefix, so that a library's kernel may attend to that, and what is left are the nodes of the tree.
+"""A trial that no layer uses: the second half of tree attention, after a kernel for causal attention did the first. All
+rows of a request see its whole prefix, so that a library's kernel may attend to that, and what is left are the nodes.
 
 Softmax goes on from any part of it: the result over the prefix and the log-sum-exp of its scores say all that a kernel
 knows when it has come to the end of the prefix. So this one begins there, and writes its result over the other's. A
