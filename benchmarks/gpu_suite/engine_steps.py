@@ -36,8 +36,8 @@ class Run:
         self.asked = 0
         self.emitted: dict[str, int] = {}
         """Tokens so far, by request."""
-        self.drafted: Counter[int] = Counter()
-        """Steps by how many tokens of each request they drafted, where the scheduler chooses."""
+        self.drafted: Counter[str] = Counter()
+        """Steps by how much they drafted for each request, "nodes in levels", where the scheduler chooses."""
         self.gone: set[str] = set()
         """Requests that made room for others."""
 
@@ -94,7 +94,8 @@ class Run:
 
     def _step(self) -> None:
         if self.chooses:
-            self.drafted[self.scheduler.measured_drafts.choice.nodes(len(self.scheduler.running))] += 1
+            size = self.scheduler.measured_drafts.choice.size(len(self.scheduler.running))
+            self.drafted[f"{size.nodes} in {size.levels}"] += 1
         for output in self.engine.step():
             self.emitted[output.request_id] = len(output.outputs[0].token_ids)
             if output.finished and output.request_id not in self.gone:

@@ -47,6 +47,8 @@ class Configuration:
     greedy_only: bool = False
     fault: str | None = None
     """A function of ``tests/engine/faults.py`` that makes the tokens wrong."""
+    draws_sizes: bool = False
+    """Whether every step drafts another number of tokens, and trees of another depth."""
 
     def asked(self) -> list[int]:
         """Places of the requests among all."""
@@ -90,6 +92,7 @@ def in_graphs() -> dict[str, Configuration]:
         "plain": Configuration(IN_GRAPHS, against=None),
         "griffin tree, a wrong mask bit": Configuration(griffin, fault=WRONG_BIT),
         "griffin by load": Configuration(loads),
+        "griffin, any sizes": Configuration(any_sizes(loads), draws_sizes=True),
         **{name: Configuration(llm | IN_GRAPHS, greedy_only=name == "slrs") for name, llm in methods().items()},
     }
 
@@ -108,6 +111,12 @@ def eager() -> dict[str, Configuration]:
 
 
 CONFIGURATIONS = {"graphs": in_graphs, "eager": eager}
+
+
+def any_sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """The same, where the scheduler chooses."""
+    keys = {key: value for key, value in config["speculative_config"].items() if "per_batch" not in key}
+    return config | {"speculative_config": keys | {"adaptive_drafts": True, "keep_step_costs": False}}
 
 
 def reading(config: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +184,7 @@ def engine(each: Configuration) -> dict[str, Any]:
         together = list(chain.from_iterable(asked))
         asked = [[together[place] for place in each.asked()]]
     llm = ROOMY | {"gpu_memory_utilization": SHARE_OF_THE_GPU} | each.llm
-    spec = {"rounds": asked, "llm": llm, "sabotage": each.fault}
+    spec = {"rounds": asked, "llm": llm, "sabotage": "draw_sizes" if each.draws_sizes else each.fault}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = os.environ | ENVIRONMENT | {"PYTHONPATH": path}
     with tempfile.TemporaryDirectory() as folder:

@@ -8,11 +8,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks import simulated_drafts
-from benchmarks.simulated_drafts import traffic
+from benchmarks.simulated_drafts import depths, traffic
 from benchmarks.simulated_drafts.drafters import METHODS, Method
 from benchmarks.simulated_drafts.machines import GPUS, HOST, TARGETS, Machine
-from benchmarks.simulated_drafts.simulation import Simulation
+from benchmarks.simulated_drafts.simulation import Simulation, fixed_outcomes
 from vllm_specext.bench.plots import DPI, MARKERS
+from vllm_specext.tree.draft_size import NOTHING
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 STEPS, SETTLED = 1500, 300
@@ -45,6 +46,9 @@ def main(arguments: list[str] | None = None) -> None:
     busy = traffic.measured()
     (options.output / "traffic.json").write_text(json.dumps(busy, indent=0))
     (options.output / "traffic.md").write_text(traffic.table(busy))
+    by_depth = depths.measured()
+    (options.output / "depths.json").write_text(json.dumps(by_depth, indent=0))
+    (options.output / "depths.md").write_text(depths.table(by_depth))
     picture(rows).savefig(options.output / "drafts.png", dpi=DPI)
 
 
@@ -57,24 +61,28 @@ def measured(machine: Machine, method: Method, steps: int) -> list[Row]:
     for number, requests in enumerate(LOADS):
         simulation.load = lambda step, requests=requests: requests  # type: ignore[misc]
         plain = requests / (HOST + machine.target_pass(requests, 1))
-        fixed = {nodes: simulation.fixed(nodes, 3).speed(2) for nodes in simulation.sizes(requests)}
-        best = max(fixed, key=lambda nodes: fixed[nodes])
+        fixed = {size: outcome.speed(2) for size, outcome in fixed_outcomes(simulation, requests, 3)}
+        best = max(fixed, key=lambda size: fixed[size])
         first = number * steps
         speed = outcome.speed(first + SETTLED, first + steps)
+        last = outcome.drafted[first + SETTLED : first + steps]
+        usual = max(set(last), key=last.count)
         rows.append(
             {
                 "gpu": machine.gpu.name,
                 "target": machine.target.name,
                 "method": method.name,
                 "requests": requests,
-                "best_fixed": best,
-                "usual": max(set(last := outcome.drafted[first + SETTLED : first + steps]), key=last.count),
+                "best_fixed": best.nodes,
+                "best_depth": best.levels,
+                "usual": usual.nodes,
+                "usual_depth": usual.levels,
                 "best_to_plain": fixed[best] / plain,
                 "longest_to_plain": fixed[max(fixed)] / plain,
                 "chosen_to_plain": speed / plain,
                 "chosen_to_best": speed / fixed[best],
-                "first_to_own_plain": outcome.speed(first, first + SETTLED) / fixed[0],
-                "chosen_to_own_plain": speed / fixed[0],
+                "first_to_own_plain": outcome.speed(first, first + SETTLED) / fixed[NOTHING],
+                "chosen_to_own_plain": speed / fixed[NOTHING],
             }
         )
     return rows

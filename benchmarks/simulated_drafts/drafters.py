@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from benchmarks.simulated_drafts.machines import HOST, Machine
 from benchmarks.simulated_drafts.simulation import Cost, Drafts, constant
 from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.draft_size import DraftSize
 from vllm_specext.tree.swift_sizes import MAX_DEPTH, NUM_CANDIDATES
 
-Drafting = Callable[[Machine, int, int, int], float]
-"""Seconds of drafting for so many requests, in so many levels, so many nodes."""
+Drafting = Callable[[Machine, int, DraftSize], float]
+"""Seconds of drafting for so many requests."""
 
 SMALL_VOCABULARY = 0.25
 """Share of the LM head that EAGLE-3's smaller vocabulary needs."""
@@ -31,9 +32,9 @@ class Method:
     def cost(self, machine: Machine) -> Cost:
         """Of a step with the method on a ``machine``."""
 
-        def seconds(requests: int, verified: int, drafted: int) -> float:
-            verifying = machine.target_pass(requests, 1 + verified)
-            return HOST + verifying + self.drafting(machine, requests, self.drafts.levels(drafted), drafted)
+        def seconds(requests: int, verified: DraftSize, drafted: DraftSize) -> float:
+            verifying = machine.target_pass(requests, 1 + verified.nodes)
+            return HOST + verifying + self.drafting(machine, requests, drafted)
 
         return seconds
 
@@ -42,14 +43,14 @@ def one_layer(fusion: float, head: float) -> Drafting:
     """A drafter of a layer of the target's width, with so many times its weights, and a share of its head. It reads the
     accepted tokens of every step, drafts or not, but the head only for drafts."""
 
-    def seconds(machine: Machine, requests: int, levels: int, nodes: int) -> float:
+    def seconds(machine: Machine, requests: int, size: DraftSize) -> float:
         target = machine.target
         layer = (target.weights - target.head) / target.layers * fusion
-        width = max(1.0, nodes / max(levels, 1)) ** 0.5 if nodes > levels else 1.0
+        width = max(1.0, size.nodes / max(size.levels, 1)) ** 0.5
         reading = machine.seconds(layer, 2, requests)
-        if not levels:
+        if not size.levels:
             return reading
-        passes = (levels - 1) * machine.seconds(layer + head * target.head, 3, requests * width)
+        passes = (size.levels - 1) * machine.seconds(layer + head * target.head, 3, requests * width)
         return reading + machine.seconds(head * target.head, 1, requests) + passes
 
     return seconds
@@ -59,8 +60,8 @@ def skipping(share: float) -> Drafting:
     """The target with a ``share`` of its layers left; the host asks after every level whether a chain goes on, which
     four in five do."""
 
-    def seconds(machine: Machine, requests: int, levels: int, nodes: int) -> float:
-        passes = 5 * (1 - 0.8**levels)
+    def seconds(machine: Machine, requests: int, size: DraftSize) -> float:
+        passes = 5 * (1 - 0.8**size.levels)
         return passes * (machine.target_pass(requests, 1, share) + 1e-4)
 
     return seconds
@@ -69,11 +70,11 @@ def skipping(share: float) -> Drafting:
 def foreign(weights: float, layers: int, per_token: float, host: float) -> Drafting:
     """A language model of its own, with so many of its tokens for one of the target's."""
 
-    def seconds(machine: Machine, requests: int, levels: int, nodes: int) -> float:
-        if not levels:
+    def seconds(machine: Machine, requests: int, size: DraftSize) -> float:
+        if not size.levels:
             return 0.0
         texts = host * (1 + requests / 16)
-        return texts + (1 + per_token * levels) * machine.seconds(weights, layers, requests)
+        return texts + (1 + per_token * size.levels) * machine.seconds(weights, layers, requests)
 
     return seconds
 
@@ -83,9 +84,9 @@ SWIFT_TREE = TreeShape(32, MAX_DEPTH, NUM_CANDIDATES)
 
 METHODS = (
     Method("GRIFFIN chain", Drafts(8, constant(0.72)), one_layer(2.2, 1.0)),
-    Method("GRIFFIN tree", Drafts(59, constant(0.72), TREE), one_layer(2.2, 1.0)),
-    Method("MoA tree", Drafts(62, constant(0.66), MOA_TREE), one_layer(1.5, 1.0)),
-    Method("EAGLE-3 tree", Drafts(59, constant(0.74), TREE), one_layer(1.2, SMALL_VOCABULARY)),
+    Method("GRIFFIN tree", Drafts(59, constant(0.72), TREE, any_depth=True), one_layer(2.2, 1.0)),
+    Method("MoA tree", Drafts(62, constant(0.66), MOA_TREE, any_depth=True), one_layer(1.5, 1.0)),
+    Method("EAGLE-3 tree", Drafts(59, constant(0.74), TREE, any_depth=True), one_layer(1.2, SMALL_VOCABULARY)),
     Method("SWIFT", Drafts(32, constant(0.8), SWIFT_TREE), skipping(0.55)),
     Method("SLEM", Drafts(6, constant(0.62)), foreign(0.5e9, 24, 1.2, TEXTS)),
     Method("TLI", Drafts(5, constant(0.55)), foreign(0.5e9, 24, 1.0, TEXTS)),

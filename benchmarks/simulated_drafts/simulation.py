@@ -12,6 +12,7 @@ from typing import Protocol
 
 from vllm_specext.tree.budget import TreeShape, largest_schedule, sizes_up_to
 from vllm_specext.tree.draft_choice import DraftChoice
+from vllm_specext.tree.draft_size import NOTHING, DraftSize, draft_sizes
 
 NOISE = 0.1
 """Durations of steps are spread by so much to either side."""
@@ -41,18 +42,21 @@ class Drafts:
     widening: float = 0.2
     """Effective width of a tree: so many nodes per level, to this power."""
 
-    def levels(self, nodes: int) -> int:
-        return nodes if self.tree is None else min(nodes, self.tree.depth)
+    any_depth: bool = False
+    """Whether the depth of trees is chosen too."""
 
-    def chances(self, nodes: int, step: int) -> list[float]:
-        """Probability of acceptance of each level of a draft of ``nodes``, given the levels before."""
-        levels = self.levels(nodes)
-        width = max(1.0, nodes / max(levels, 1)) ** self.widening
-        return [1 - (1 - self.acceptance(level, step)) ** width for level in range(levels)]
+    def sizes(self) -> list[DraftSize]:
+        """What may be drafted."""
+        return draft_sizes(sizes_up_to(self.most), self.tree, self.any_depth)
+
+    def chances(self, size: DraftSize, step: int) -> list[float]:
+        """Probability of acceptance of each level of a draft, given the levels before."""
+        width = max(1.0, size.nodes / max(size.levels, 1)) ** self.widening
+        return [1 - (1 - self.acceptance(level, step)) ** width for level in range(size.levels)]
 
 
-Cost = Callable[[int, int, int], float]
-"""Seconds of a step of so many requests that verifies so many drafted tokens of each, and drafts so many."""
+Cost = Callable[[int, DraftSize, DraftSize], float]
+"""Seconds of a step of so many requests that verifies a draft of a size of each, and drafts one of another size."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +65,16 @@ class Outcome:
     """What each step costs."""
     tokens: Sequence[float]
     """How many tokens it may be expected to emit."""
-    drafted: Sequence[int]
-    """How many tokens it drafted for each request."""
+    drafted: Sequence[DraftSize]
+    """What it drafted for each request."""
 
     def speed(self, first: int = 0, last: int | None = None) -> float:
         """Tokens per second of the steps from ``first`` on, before ``last``."""
         return sum(self.tokens[first:last]) / sum(self.seconds[first:last])
 
     @property
-    def usual(self) -> int:
-        """The number of tokens that was drafted most often in the second half."""
+    def usual(self) -> DraftSize:
+        """What was drafted most often in the second half."""
         return Counter(self.drafted[len(self.drafted) // 2 :]).most_common(1)[0][0]
 
 
@@ -91,22 +95,18 @@ class Simulation:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def sizes(self, requests: int) -> list[int]:
+    def sizes(self, requests: int) -> list[DraftSize]:
         """What may be drafted for so many requests."""
-        return [size for size in self.all_sizes() if size <= self.most()[requests]]
+        return [size for size in self.drafts.sizes() if size.nodes <= self.most()[requests]]
 
-    def all_sizes(self) -> list[int]:
-        """What may be drafted for any number."""
-        return sizes_up_to(self.drafts.most)
-
-    def fixed(self, nodes: int, steps: int) -> Outcome:
-        """The same number for every step."""
-        return self._run(steps, lambda requests: nodes, None)
+    def fixed(self, size: DraftSize, steps: int) -> Outcome:
+        """The same for every step."""
+        return self._run(steps, lambda requests: size, None)
 
     def chosen(self, steps: int) -> Outcome:
         """What the choice makes of it."""
-        choice = DraftChoice(self.most(), self.all_sizes(), self.drafts.tree, self.first, self.slope)
-        return self._run(steps, choice.nodes, choice)
+        choice = DraftChoice(self.most(), self.drafts.sizes(), self.first, self.slope)
+        return self._run(steps, choice.size, choice)
 
     def most(self) -> list[int]:
         """The most that may be drafted, by number of requests."""
@@ -116,13 +116,14 @@ class Simulation:
                 most[requests] = nodes
         return most
 
-    def _run(self, steps: int, nodes: Callable[[int], int], choice: DraftChoice | None) -> Outcome:
+    def _run(self, steps: int, size: Callable[[int], DraftSize], choice: DraftChoice | None) -> Outcome:
         seconds, tokens, drafted = [], [], []
-        verified, before, asked = 0, 0, -1
-        changes, since = Counter[tuple[int, int]](), 0
+        verified, before = NOTHING, 0
+        asked: DraftSize | None = None
+        changes, since = Counter[tuple[DraftSize, int]](), 0
         for step in range(steps):
             requests, last = self.load(step), asked
-            asked = nodes(requests)
+            asked = size(requests)
             since = 1 if (asked, requests) != (last, before) else since + 1
             changes[asked, requests] += since == 1
             cost = self.cost(requests, verified, asked)
@@ -171,7 +172,7 @@ def changing(rates: Mapping[int, float], fall: float = 0.97) -> Acceptance:
     return acceptance
 
 
-def fixed_outcomes(simulation: Simulation, requests: int, steps: int) -> Iterator[tuple[int, Outcome]]:
-    """What each number of tokens brings that may be drafted for so many requests."""
-    for nodes in simulation.sizes(requests):
-        yield nodes, simulation.fixed(nodes, steps)
+def fixed_outcomes(simulation: Simulation, requests: int, steps: int) -> Iterator[tuple[DraftSize, Outcome]]:
+    """What each size brings that drafts for so many requests may have."""
+    for size in simulation.sizes(requests):
+        yield size, simulation.fixed(size, steps)

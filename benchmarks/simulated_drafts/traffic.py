@@ -15,6 +15,7 @@ from benchmarks.simulated_drafts.drafters import METHODS, Method
 from benchmarks.simulated_drafts.machines import CONTEXT, GPUS, HOST, TARGETS, Machine
 from benchmarks.simulated_drafts.simulation import NOISE, Drafts, Simulation
 from vllm_specext.tree.draft_choice import DraftChoice
+from vllm_specext.tree.draft_size import NOTHING, DraftSize
 
 LOADS, ANSWERS = (4, 16, 64, 256), (30, 100, 300)
 """Requests at a time, and the mean number of tokens of an answer."""
@@ -41,17 +42,17 @@ class Server:
     answer: int
     chooser: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
-    def run(self, steps: int, settled: int, nodes: int | None = None) -> tuple[float, float]:
-        """Tokens per second after the ``settled`` steps, and the share of steps that decode alone, with so many
-        ``nodes``, or as many as are chosen."""
-        drafts, choice = self.method.drafts, None if nodes is not None else self._choice()
+    def run(self, steps: int, settled: int, size: DraftSize | None = None) -> tuple[float, float]:
+        """Tokens per second after the ``settled`` steps, and the share of steps that decode alone, with drafts of a
+        ``size``, or as is chosen."""
+        drafts, choice = self.method.drafts, None if size is not None else self._choice()
         left = np.zeros(0, dtype=int)
         """Tokens that each running request has still to say."""
-        verified = 0
+        verified = NOTHING
         tokens, seconds, alone = 0, 0.0, 0
         for step in range(steps):
             new = self.requests - len(left)
-            asked = nodes if choice is None else choice.nodes(self.requests)
+            asked = size if choice is None else choice.size(self.requests)
             assert asked is not None
             prompts = int(self.chooser.integers(1, 2 * PROMPT, new).sum())
             took = self._seconds(len(left), verified, asked, prompts)
@@ -69,21 +70,21 @@ class Server:
 
     def _choice(self) -> DraftChoice:
         simulation = self.simulation()
-        return DraftChoice(simulation.most(), simulation.all_sizes(), self.method.drafts.tree, 63, simulation.slope)
+        return DraftChoice(simulation.most(), self.method.drafts.sizes(), 63, simulation.slope)
 
     def simulation(self) -> Simulation:
         return Simulation(self.method.drafts, self.method.cost(self.machine), lambda step: self.requests)
 
-    def _seconds(self, decoding: int, verified: int, asked: int, prompts: int) -> float:
+    def _seconds(self, decoding: int, verified: DraftSize, asked: DraftSize, prompts: int) -> float:
         target = self.machine.target
-        rows, keys = decoding * (1 + verified) + prompts, self.requests * CONTEXT * target.kv_bytes
-        drafting = self.method.drafting(self.machine, self.requests, self.method.drafts.levels(asked), asked)
+        rows, keys = decoding * (1 + verified.nodes) + prompts, self.requests * CONTEXT * target.kv_bytes
+        drafting = self.method.drafting(self.machine, self.requests, asked)
         verifying = self.machine.seconds(target.weights, target.layers, rows, keys)
         return HOST + verifying + drafting + PIECES * bool(prompts)
 
-    def _accepted(self, drafts: Drafts, verified: int, step: int, requests: int) -> np.ndarray:
+    def _accepted(self, drafts: Drafts, verified: DraftSize, step: int, requests: int) -> np.ndarray:
         """How many tokens each of the ``requests`` accepts."""
-        chances = np.array(drafts.chances(verified, step)) if verified else np.zeros(0)
+        chances = np.array(drafts.chances(verified, step)) if verified.nodes else np.zeros(0)
         hits = self.chooser.random((requests, len(chances))) < chances
         return hits.cumprod(axis=1).sum(axis=1)
 
@@ -97,8 +98,8 @@ def measured() -> list[Row]:
             for requests in LOADS:
                 server = Server(machine, method, requests, answer)
                 sizes = server.simulation().sizes(requests)
-                fixed = {nodes: server.run(FIXED_STEPS, 100, nodes)[0] for nodes in sizes}
-                best = max(fixed, key=lambda nodes: fixed[nodes])
+                fixed = {size: server.run(FIXED_STEPS, 100, size)[0] for size in sizes}
+                best = max(fixed, key=lambda size: fixed[size])
                 speed, alone = server.run(STEPS, SETTLED)
                 rows.append(
                     {
@@ -106,10 +107,11 @@ def measured() -> list[Row]:
                         "answer": answer,
                         "requests": requests,
                         "decode_alone": alone,
-                        "best_fixed": best,
-                        "best_to_none": fixed[best] / fixed[0],
+                        "best_fixed": best.nodes,
+                        "best_depth": best.levels,
+                        "best_to_none": fixed[best] / fixed[NOTHING],
                         "chosen_to_best": speed / fixed[best],
-                        "chosen_to_none": speed / fixed[0],
+                        "chosen_to_none": speed / fixed[NOTHING],
                     }
                 )
     return rows

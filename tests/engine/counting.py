@@ -1,5 +1,6 @@
 """What the engine of ``runner.py`` did where its answers do not show it."""
 
+from collections import Counter
 from typing import Any
 
 draws = {"argmax": 0, "sampler": 0}
@@ -8,6 +9,9 @@ draws = {"argmax": 0, "sampler": 0}
 learned = {"trees": 0.0, "expected": 0.0, "accepted": 0.0}
 """Verified trees that the sharpness of a drafter was learned from, and the tokens that they were expected to have
 accepted and had."""
+
+depths: Counter[int] = Counter()
+"""Growths by the depth of the deepest node."""
 
 
 def count_greedy_draws(never: bool) -> None:
@@ -37,3 +41,16 @@ def count_learned_trees() -> None:
         return stock(known, slots, heat, expected, sampled, verified, counts)
 
     calibrated.calibrate = calibrate  # type: ignore[attr-defined]
+
+
+def count_depths() -> None:
+    from vllm_specext.engine.drafting.tree_grower import TreeGrower
+
+    stock = TreeGrower.__call__
+
+    def grow(self: Any, *args: Any) -> Any:
+        drafted = stock(self, *args)
+        depths[int(drafted.topology.depths.max())] += 1
+        return drafted
+
+    TreeGrower.__call__ = grow  # type: ignore[method-assign]

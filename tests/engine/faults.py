@@ -252,18 +252,25 @@ def read_states_of_the_step_before() -> None:
 
 
 def draw_sizes() -> None:
-    """No fault: every step drafts another number of tokens, drawn from all that the scheduler may choose."""
+    """No fault: every step drafts as much as is drawn from all that the scheduler may choose."""
     import random
 
     from vllm_specext.tree.draft_choice import DraftChoice
 
-    drawn = random.Random(0)
+    chooser = random.Random(0)
+    drawn: dict[int, Any] = {}
 
-    def nodes(self: Any, requests: int) -> int:
-        return drawn.choice([size for size in self._sizes if size <= self._most[requests]])
+    def size(self: Any, requests: int) -> Any:
+        if requests not in drawn:
+            drawn[requests] = chooser.choice([size for size in self._sizes if size.nodes <= self._most[requests]])
+        return drawn[requests]
 
-    DraftChoice.nodes = nodes  # type: ignore[method-assign]
-    DraftChoice.has_moved = lambda self: True  # type: ignore[method-assign]
+    def has_moved(self: Any) -> bool:
+        drawn.clear()
+        return True
+
+    DraftChoice.size = size  # type: ignore[method-assign]
+    DraftChoice.has_moved = has_moved  # type: ignore[method-assign]
 
 
 def draw_sizes_and_skip_compaction() -> None:

@@ -214,6 +214,7 @@ def replace_in_vllm(spec: dict[str, Any]) -> None:
         getattr(faults, spec["sabotage"])()
     counting.count_greedy_draws(never=spec.get("whole_sampler", False))
     counting.count_learned_trees()
+    counting.count_depths()
 
 
 def main(spec_path: str, out_path: str) -> None:
@@ -224,7 +225,7 @@ def main(spec_path: str, out_path: str) -> None:
     from vllm import LLM
 
     from tests.engine import sessions
-    from tests.engine.counting import draws, learned
+    from tests.engine.counting import depths, draws, learned
     from tests.engine.embeddings import prompt
     from vllm_specext.plugin import register
 
@@ -266,6 +267,7 @@ def main(spec_path: str, out_path: str) -> None:
                 "replays": replays,
                 "draws": draws_by_round,
                 "learned": learned,
+                "depths": depths,
                 "v2": engine.use_v2_model_runner,
                 "async": engine.scheduler_config.async_scheduling,
                 "shortened": shortened(llm),

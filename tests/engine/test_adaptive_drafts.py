@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu_suite.lossless import any_sizes
 from tests.engine.conftest import CHAIN, Result, eagle3, moa, tree
 from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
@@ -15,13 +16,7 @@ from tests.engine.workload import FOREIGN_BPE
 Engines = Callable[..., Result]
 
 
-def adaptive(llm: dict[str, Any]) -> dict[str, Any]:
-    """The same without a schedule, so that the scheduler chooses."""
-    keys = {key: value for key, value in llm["speculative_config"].items() if "per_batch" not in key}
-    return {"speculative_config": keys | {"adaptive_drafts": True, "keep_step_costs": False}}
-
-
-TREE = adaptive(tree(24, 4))
+TREE = any_sizes(tree(24, 4))
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +42,12 @@ def plain(engines: Engines) -> Result:
 def test_any_sizes_one_after_another_give_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, llm: dict[str, Any], asynchronous: bool
 ) -> None:
-    result = engines(adaptive(llm), keep_async=asynchronous, sabotage="draw_sizes")
+    result = engines(any_sizes(llm), keep_async=asynchronous, sabotage="draw_sizes")
     assert differing(result, plain) == []
     assert len([size for size, count in result["sizes"].items() if count > 10]) >= 3
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
+    depths = 2 if "tree_depth" in any_sizes(llm)["speculative_config"] else 0
+    assert len([depth for depth, count in result["depths"].items() if count > 10]) >= depths
 
 
 @pytest.mark.parametrize(
@@ -62,7 +59,7 @@ def test_any_sizes_one_after_another_give_the_tokens_of_plain_decoding(
     ids=["tree", "chain"],
 )
 def test_a_deliberate_fault_is_noticed(engines: Engines, plain: Result, llm: dict[str, Any], fault: str) -> None:
-    assert differing(engines(adaptive(llm), sabotage=fault), plain)
+    assert differing(engines(any_sizes(llm), sabotage=fault), plain)
 
 
 def test_the_schedulers_own_choice_gives_the_tokens_of_plain_decoding(engines: Engines, plain: Result) -> None:

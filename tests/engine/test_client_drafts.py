@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.gpu_suite.lossless import any_sizes
 from tests.engine.conftest import ROOMY, ROUND, TIGHT_FOR_TREES, Result, moa, run_apart
-from tests.engine.test_adaptive_drafts import adaptive
 from tests.engine.test_lossless import FEW, differing
 from tests.engine.workload import MOA, TARGET
 from tests.unit.test_client_bundle import paths
@@ -108,7 +108,7 @@ def test_others_are_drafted_any_number_of_tokens_beside_brought_trees(
     engines: Engines, plain: Result, asynchronous: bool
 ) -> None:
     asked = bringing(ROUND, plain["outputs"][: len(ROUND)])
-    result = engines(adaptive(CLIENTS), rounds=[asked], keep_async=asynchronous, sabotage="draw_sizes")
+    result = engines(any_sizes(CLIENTS), rounds=[asked], keep_async=asynchronous, sabotage="draw_sizes")
     assert differing(result, {"outputs": plain["outputs"][: len(ROUND)]}) == []
     assert len(result["sizes"]) > 4
     assert accepted(result) > 60

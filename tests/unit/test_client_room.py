@@ -103,8 +103,8 @@ def test_steps_with_clients_are_not_measured(base: type[Scheduler], monkeypatch:
     choice = engine.measured_drafts.choice
     noted: list[str] = []
     skip, note = choice.skip, choice.note
-    monkeypatch.setattr(choice, "skip", lambda *args: (noted.append(f"skip {args[1]}"), skip(*args))[1])
-    monkeypatch.setattr(choice, "note", lambda *args: (noted.append(f"note {args[1]}"), note(*args))[1])
+    monkeypatch.setattr(choice, "skip", lambda *args: (noted.append(f"skip {args[1].nodes}"), skip(*args))[1])
+    monkeypatch.setattr(choice, "note", lambda *args: (noted.append(f"note {args[1].nodes}"), note(*args))[1])
 
     def step() -> None:
         output = engine.schedule()

@@ -9,10 +9,11 @@ from vllm.config import VllmConfig
 from tests.unit.test_measured_drafts import SWIFT, clock, decode
 from tests.unit.test_scheduling import configuration, scheduler
 from vllm_specext.engine.scheduler.kept_costs import MOST_BYTES, KeptCosts, path_for
+from vllm_specext.tree.draft_size import NOTHING, DraftSize
 
 __all__ = ["clock"]
 KEEPS = SWIFT | {"keep_step_costs": True}
-COSTS = {1: {0: (0.0, 0.0), 2: (0.5, 0.004)}, 3: {0: (0.1, 0.02)}}
+COSTS = {1: {NOTHING: (0.0, 0.0), DraftSize(59, 4): (0.5, 0.004)}, 3: {NOTHING: (0.1, 0.02)}}
 
 
 @pytest.fixture
@@ -56,16 +57,17 @@ def test_nothing_is_kept_where_the_user_wants_that_or_there_is_no_place(
     "content",
     [
         "",
-        '{"loads": {"1": {"0": [0.0, 0.0]',
-        '{"loads": {"1": {"0": [NaN, 0.0]}}}',
-        '{"loads": {"1": {"0": [0.0, -1.0]}}}',
-        '{"loads": {"1": {"0": [Infinity, 0.0]}}}',
-        '{"loads": {"1": {"0": [99.0, 0.0]}}}',
-        '{"loads": {"1": {"0": 1.0}}}',
-        '{"loads": {"many": {"0": [0.0, 0.0]}}}',
+        '{"loads": {"1": [[0, 0, 0.0, 0.0]',
+        '{"loads": {"1": [[0, 0, NaN, 0.0]]}}',
+        '{"loads": {"1": [[0, 0, 0.0, -1.0]]}}',
+        '{"loads": {"1": [[0, 0, Infinity, 0.0]]}}',
+        '{"loads": {"1": [[0, 0, 99.0, 0.0]]}}',
+        '{"loads": {"1": {"0": [0.0, 0.0]}}}',
+        '{"loads": {"1": [[0, 0, 0.0]]}}',
+        '{"loads": {"many": [[0, 0, 0.0, 0.0]]}}',
         '{"loads": {}, "more": 1}',
         "[]",
-        json.dumps({"loads": {str(load): {"0": [0.0, 0.0]} for load in range(MOST_BYTES // 8)}}),
+        json.dumps({"loads": {str(load): [[0, 0, 0.0, 0.0]] for load in range(MOST_BYTES // 8)}}),
     ],
 )
 def test_a_file_that_says_nonsense_counts_as_none(folder: Path, keeping: VllmConfig, content: str) -> None:
@@ -113,4 +115,4 @@ def test_what_is_known_is_kept_while_serving(folder: Path, keeping: VllmConfig, 
     decode(engine, clock, 50, level=0.1, right=3)
     assert KeptCosts(keeping).read() == {}
     decode(engine, clock, 200, level=0.1, right=3)
-    assert KeptCosts(keeping).read()[1].keys() >= {0, 1, 3}
+    assert {size.nodes for size in KeptCosts(keeping).read()[1]} >= {0, 1, 3}

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from vllm_specext.tree.draft_size import NOTHING, DraftSize
 from vllm_specext.tree.prompt_costs import NEEDED, PromptCosts
 
+TWO = DraftSize(2, 2)
 BASE, TOKEN = 0.010, 1e-5
 """Seconds of a step without prompts, and of a prompt's token."""
 
@@ -18,7 +20,9 @@ def prompts(seed: int = 0) -> Iterator[int]:
         yield chooser.choice((0, chooser.randrange(100, 900)))
 
 
-def rests(costs: PromptCosts, steps: int, seconds: Callable[[int, int], float], size: int = 2) -> list[float | None]:
+def rests(
+    costs: PromptCosts, steps: int, seconds: Callable[[int, int], float], size: DraftSize = TWO
+) -> list[float | None]:
     """What is said of so many steps."""
     return [
         costs.note(size, 16, prompt, seconds(step, prompt))
@@ -51,22 +55,22 @@ def test_drafts_are_not_taken_for_prompts() -> None:
     """Steps that read prompts draft nothing, and the others take twice as long with drafts."""
     costs = PromptCosts()
     for step, prompt in zip(range(200), prompts(), strict=False):
-        size = 0 if prompt else 4
-        costs.note(size, 16, prompt, take(step, prompt) + (BASE if size else 0))
-    assert costs.note(0, 16, 500, take(0, 500)) in (None, pytest.approx(BASE))
+        size = NOTHING if prompt else DraftSize(4, 4)
+        costs.note(size, 16, prompt, take(step, prompt) + (BASE if size.nodes else 0))
+    assert costs.note(NOTHING, 16, 500, take(0, 500)) in (None, pytest.approx(BASE))
 
 
 def test_nothing_is_said_before_enough_is_known_and_where_prompts_take_nearly_all() -> None:
     costs = PromptCosts()
-    assert costs.note(2, 16, 500, take(0, 500)) is None
-    assert costs.note(2, 16, 0, take(0, 0)) == take(0, 0)
+    assert costs.note(TWO, 16, 500, take(0, 500)) is None
+    assert costs.note(TWO, 16, 0, take(0, 0)) == take(0, 0)
     rests(costs, 60, take)
-    assert costs.note(2, 16, 500, take(0, 500)) == pytest.approx(BASE)
-    assert costs.note(2, 16, 50_000, take(0, 50_000)) is None
+    assert costs.note(TWO, 16, 500, take(0, 500)) == pytest.approx(BASE)
+    assert costs.note(TWO, 16, 50_000, take(0, 50_000)) is None
 
 
 def test_a_step_whose_duration_says_nothing_is_compared_with_no_other() -> None:
     costs = PromptCosts()
     for step, prompt in zip(range(400), prompts(), strict=False):
-        assert costs.note(2, 16, prompt, None if step % 2 else take(step, prompt)) in (None, BASE)
+        assert costs.note(TWO, 16, prompt, None if step % 2 else take(step, prompt)) in (None, BASE)
     assert not costs.guesses

@@ -36,6 +36,13 @@ def test_what_the_scheduler_chooses_among_is_told() -> None:
     assert told["Most drafted tokens by number of running requests"].startswith("1-102: 4 (chain), 103-128: 3 (chain)")
 
 
+def test_the_depths_that_it_chooses_among_are_told_where_there_are_any() -> None:
+    free = {key: value for key, value in GRIFFIN_TREE.items() if "per_batch" not in key}
+    assert lines(free | {"adaptive_drafts": True})["Levels of large trees"] == "one of 3, 4, likewise"
+    assert "Levels of large trees" not in lines(GRIFFIN_TREE)
+    assert "Levels of large trees" not in lines(as_long_as_it_pays(GRIFFIN_CHAIN))
+
+
 def test_a_chain_keeps_its_length() -> None:
     told = lines(GRIFFIN_CHAIN)
     assert told["Drafts"] == "chains of at most 4 tokens"

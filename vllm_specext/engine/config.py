@@ -132,6 +132,11 @@ class SpecExtConfig(SpeculativeConfig):
         return sorted({nodes for _, _, nodes in self.schedule})
 
     @property
+    def any_depth(self) -> bool:
+        """Whether steps may end their trees at any of the depths that there are to choose among."""
+        return self.adapts and self.options is not None and self.options.chooses_depth
+
+    @property
     def declared(self) -> Declaration:
         """What the method declares of itself."""
         assert self.method is not None

@@ -14,6 +14,7 @@ import vllm_specext
 from vllm_specext.declaration import Keeps, Reads
 from vllm_specext.kernels.native.library import load
 from vllm_specext.tree.budget import describe
+from vllm_specext.tree.draft_size import depths_of
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -69,6 +70,9 @@ def configured(vllm_config: Any) -> list[Line]:
     if config.adapts:
         sizes = ", ".join(map(str, config.sizes))
         lines.append(("Drafted tokens", f"one of {sizes}, as is measured to be fastest at the load"))
+        if config.any_depth:
+            depths = ", ".join(map(str, depths_of(config.tree)))
+            lines.append(("Levels of large trees", f"one of {depths}, likewise"))
         lines.append(("Most drafted tokens by number of running requests", describe(config.schedule, depth)))
     elif schedule := config.num_speculative_tokens_per_batch_size:
         lines.append(("Drafted tokens by number of running requests", describe(schedule, depth)))

@@ -78,6 +78,11 @@ class MethodOptions(BaseModel):
         return None
 
     @property
+    def chooses_depth(self) -> bool:
+        """Whether a shallower tree takes less time to draft, so that the depth is chosen with the number of tokens."""
+        return False
+
+    @property
     def short_are_chains(self) -> bool:
         """Whether every draft of no more nodes than a tree is deep is a chain, whoever made it."""
         return self.longest_given == 0

@@ -63,6 +63,10 @@ class BlockOptions(StockDrafterOptions):
         return TreeShape(self.num_speculative_tokens, self.tree_depth, self.tree_top_k)
 
     @property
+    def chooses_depth(self) -> bool:
+        return False  # all positions are drafted in one pass
+
+    @property
     def levels(self) -> int:
         """Tokens that are drafted one after another."""
         return self.num_speculative_tokens if self.tree is None else self.tree_depth

@@ -12,6 +12,11 @@ TOP_K = (
     "default are narrower"
 )
 
+DEPTH = (
+    "depth of the draft tree, its longest path from the root; with adaptive_drafts the most: large trees end earlier "
+    "where that is measured to be faster"
+)
+
 
 TREE_KEYS = frozenset({"tree_depth", "tree_top_k", "calibrated_trees", "prediction_tokens"})
 """Keys of `TreeOptions` that vLLM does not have."""
@@ -25,7 +30,7 @@ NUM_DRAFTED = "most drafted tokens verified at once; the chain's length when tre
 class TreeOptions(MethodOptions):
     """The keys that methods share whose drafter grows trees."""
 
-    tree_depth: int = Field(6, ge=1, le=32, description="depth of the draft tree: its longest path from the root")
+    tree_depth: int = Field(6, ge=1, le=32, description=DEPTH)
     tree_top_k: int = Field(10, ge=1, le=64, description=TOP_K)
     attention_backend: str | None = Field(
         None, description="attention backend of the drafter; vLLM chooses when absent"
@@ -47,6 +52,10 @@ class TreeOptions(MethodOptions):
     @property
     def calibrates(self) -> bool:
         return self.calibrated_trees and self.tree is not None
+
+    @property
+    def chooses_depth(self) -> bool:
+        return self.tree is not None
 
     @property
     def predicted(self) -> Predicted | None:
@@ -117,5 +126,5 @@ class MtpTreeOptions(TreeOptions):
 
     method: Literal["mtp-tree"] = "mtp-tree"
     num_speculative_tokens: int = Field(24, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
-    tree_depth: int = Field(4, ge=1, le=32, description="depth of the draft tree: its longest path from the root")
+    tree_depth: int = Field(4, ge=1, le=32, description=DEPTH)
     disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)

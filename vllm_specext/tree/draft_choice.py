@@ -1,4 +1,4 @@
-"""How many tokens to draft, chosen by what was measured: as many as give the most tokens per second, or none.
+"""How much to draft, chosen by what was measured: as much as gives the most tokens per second, or nothing.
 
 Loads are ranges of running requests: 1, 2-3, 4-7 and so on. For each, ``acceptance.py`` says what a draft of a size
 brings, and ``step_costs.py`` how long a step with it takes, by what ``timed_steps.py`` has timed, less what prompts add
@@ -11,12 +11,12 @@ Counts steps and looks at no clock of its own.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_specext.tree.acceptance import Acceptance
-from vllm_specext.tree.budget import TreeShape
-from vllm_specext.tree.draft_load import DraftLoad, Size
+from vllm_specext.tree.draft_load import DraftLoad
+from vllm_specext.tree.draft_size import NOTHING, DraftSize
 from vllm_specext.tree.step_costs import Costs, StepCosts
 from vllm_specext.tree.timed_steps import CHECKS, OUTLIER, SETTLING, Segment, TimedSteps, Warming, mean
 
@@ -56,11 +56,11 @@ KNOWN_WELL = 0.12
 
 @dataclass(frozen=True)
 class Change:
-    """Another number of drafted tokens was chosen for ``first`` to ``last`` running requests."""
+    """Another size of drafts was chosen for ``first`` to ``last`` running requests."""
 
     first: int
     last: int
-    nodes: int
+    size: DraftSize
     speed: float
     """Expected speed relative to that without drafts."""
 
@@ -69,23 +69,25 @@ class DraftChoice:
     def __init__(
         self,
         most: Sequence[int],
-        sizes: Sequence[int],
-        full: TreeShape | None,
+        sizes: Iterable[DraftSize],
         first: int,
         slope: float,
         known: Mapping[int, Costs] | None = None,
     ) -> None:
-        """``most``: the most tokens to draft by number of running requests, from 0 on. ``sizes``: the numbers of tokens
-        to choose among. ``full``: the largest tree, ``None`` where drafts are chains. ``first``: the most tokens to
-        draft of what was never tried. ``slope``: the guess of what a level costs, in steps without drafts. ``known``:
-        the ``costs`` of an earlier choice."""
+        """``most``: the most tokens to draft by number of running requests, from 0 on. ``sizes``: what to choose among,
+        beside nothing. ``first``: the most tokens to draft of what was never tried. ``slope``: the guess of what a
+        level costs, in steps without drafts. ``known``: the ``costs`` of an earlier choice."""
         self._most, self._first, self._slope = most, first, slope
-        self._sizes = {nodes: Size.of(nodes, full) for nodes in sorted({0, *sizes, *most})}
-        self._earlier = known or {}
+        self._sizes = sorted({NOTHING, *sizes})
+        self._largest = {bound: max(size for size in self._sizes if size.nodes <= bound) for bound in set(most)}
+        self._earlier = {
+            bits: {size: cost for size, cost in costs.items() if size in self._sizes}
+            for bits, costs in (known or {}).items()
+        }
         self._loads: dict[int, DraftLoad] = {}
         self._step = 0
-        self._asked: deque[int] = deque(maxlen=SETTLING + 1)
-        self._answered: dict[int, int] = {}
+        self._asked: deque[DraftSize] = deque(maxlen=SETTLING + 1)
+        self._answered: dict[int, DraftSize] = {}
         self._warming = Warming()
         self._credit = 0.0
         """Seconds that may be lost by trying."""
@@ -94,20 +96,21 @@ class DraftChoice:
         """What is known of the steps' costs, by load, and was known before of loads that were not seen since."""
         return {**self._earlier, **{bits: load.costs.known(self._step) for bits, load in self._loads.items()}}
 
-    def nodes(self, requests: int) -> int:
-        """Tokens to draft in the next step of so many running requests."""
+    def size(self, requests: int) -> DraftSize:
+        """What to draft in the next step of so many running requests."""
         if (load := self._loads.get(requests.bit_length())) is not None:
-            return min(load.now, self._most[requests])
+            return self._fitting(load.now, self._most[requests])
         near = self._nearest(requests)
-        return 0 if near is None else min(near.current, self._most[requests])  # what that one tries is its own business
+        # What that one tries is its own business.
+        return NOTHING if near is None else self._fitting(near.current, self._most[requests])
 
     def has_moved(self) -> bool:
-        """Whether ``nodes`` may answer otherwise than at the last call."""
+        """Whether ``size`` may answer otherwise than at the last call."""
         now = {bits: load.now for bits, load in self._loads.items()}
         moved, self._answered = now != self._answered, now
         return moved
 
-    def skip(self, requests: int, asked: int) -> None:
+    def skip(self, requests: int, asked: DraftSize) -> None:
         """Tell of a step of so many ``requests`` that says neither what drafts bring nor what they cost."""
         self._asked.append(asked)
         load = self._loads.get(requests.bit_length()) or self._begin(requests)
@@ -115,14 +118,14 @@ class DraftChoice:
         self._pass(load)
 
     def note(
-        self, requests: int, asked: int, accepted: Mapping[int, int], seconds: float | None, prompt: int = 0
+        self, requests: int, asked: DraftSize, accepted: Mapping[int, int], seconds: float | None, prompt: int = 0
     ) -> Change | None:
-        """Tell of a step of so many ``requests`` that decoded and drafted ``asked`` tokens. ``accepted``: how many of
+        """Tell of a step of so many ``requests`` that decoded and drafted what was ``asked``. ``accepted``: how many of
         them accepted how many tokens of what the step before drafted. ``seconds`` since the step before, ``None`` where
         that says nothing. ``prompt``: tokens of prompts that the step read too."""
         self._step += 1
         load = self._loads.get(requests.bit_length()) or self._begin(requests)
-        verified = self._asked[-1] if self._asked else 0
+        verified = self._asked[-1] if self._asked else NOTHING
         self._asked.append(asked)
         load.verified(verified, accepted)
         seconds = load.prompts.note(asked, requests, prompt, seconds)
@@ -152,26 +155,25 @@ class DraftChoice:
             load.wasted += 1
             if load.wasted >= WASTED:
                 load.trying = None
-        if load.untimed >= TRUSTED and load.current and not (load.was_timed and load.costs.tried(load.current)):
-            load.use(0)
+        if load.untimed >= TRUSTED and load.current.nodes and not (load.was_timed and load.costs.tried(load.current)):
+            load.use(NOTHING)
 
     def _begin(self, requests: int) -> DraftLoad:
         bits = requests.bit_length()
         first, last = 1 << (bits - 1), min((1 << bits) - 1, len(self._most) - 1)
         most = max(self._most[first : last + 1])
-        allowed = [nodes for nodes in self._sizes if nodes <= most]
+        allowed = [size for size in self._sizes if size.nodes <= most]
         known = self._nearest(requests)
         if known is None:
-            effort = {nodes: size.effort for nodes, size in self._sizes.items()}
-            acceptance = Acceptance(max(size.levels for size in self._sizes.values()))
-            costs = StepCosts(effort, self._slope)
+            acceptance = Acceptance(max(size.levels for size in self._sizes))
+            costs = StepCosts(self._slope)
         else:
             acceptance = known.acceptance.copy()
             costs = known.costs.copy(self._step, abs(known.last.bit_length() - bits))
-        load = DraftLoad(first, last, allowed, self._sizes, acceptance, costs, TimedSteps(self._warming))
+        load = DraftLoad(first, last, allowed, acceptance, costs, TimedSteps(self._warming))
         load.patience = RECHECK
         if known is not None:
-            load.current = min(known.current, most)
+            load.current = self._fitting(known.current, most)
         if bits in self._earlier:
             load.costs.restore(self._earlier[bits], self._step)
             load.recheck = self._step + RECHECK
@@ -183,7 +185,11 @@ class DraftChoice:
         near = min(self._loads, key=lambda other: (abs(other - bits), other), default=None)
         return None if near is None else self._loads[near]
 
-    def _account(self, load: DraftLoad, segment: Segment, requests: int, verified: int, seconds: float) -> None:
+    def _fitting(self, size: DraftSize, most: int) -> DraftSize:
+        """``size``, or what it may be where at most so many tokens are drafted."""
+        return size if size.nodes <= most else self._largest[most]
+
+    def _account(self, load: DraftLoad, segment: Segment, requests: int, verified: DraftSize, seconds: float) -> None:
         if not load.has_credit and segment.timed >= CHECKS[0]:
             # Not by the first steps, in which passes may be compiled or recorded.
             load.has_credit = True
@@ -208,53 +214,54 @@ class DraftChoice:
         agrees = load.costs.compare(found.before, found.after, found.ratio, found.steps, self._step)
         if not agrees:
             load.patience = RECHECK
-        if not (found.before and found.after):
+        if not (found.before.nodes and found.after.nodes):
             load.recheck = self._step + load.patience
         return True
 
-    def _may_win(self, load: DraftLoad, nodes: int) -> bool:
-        return load.hope(nodes, self._step) > load.rate(load.current)
+    def _may_win(self, load: DraftLoad, size: DraftSize) -> bool:
+        return load.hope(size, self._step) > load.rate(load.current)
 
     def _decide(self, load: DraftLoad, segment: Segment, requests: int) -> Change | None:
         load.decided = self._step
-        allowed = [nodes for nodes in load.allowed if nodes <= self._most[requests]]
-        if load.current > allowed[-1]:
+        allowed = [size for size in load.allowed if size.nodes <= self._most[requests]]
+        if load.current not in allowed:
             load.use(allowed[-1])
-        known = [nodes for nodes in allowed if load.costs.tried(nodes)]
+        known = [size for size in allowed if load.costs.tried(size)]
         if len(known) == 1:
             if segment.timed < PLAIN:
                 return None  # nothing to compare with yet
-            known += [nodes for nodes in allowed if 0 < nodes <= self._first]
-        rates = {nodes: load.rate(nodes) for nodes in known}
-        best = max(rates, key=lambda nodes: rates[nodes])
+            deepest = {size.nodes: size for size in allowed}
+            known += [size for size in deepest.values() if 0 < size.nodes <= self._first]
+        rates = {size: load.rate(size) for size in known}
+        best = max(rates, key=lambda size: rates[size])
         if rates[best] > (1 + MARGIN) * load.rate(load.current):
             load.use(best)
-            return Change(load.first, load.last, best, rates[best] / load.rate(0))
+            return Change(load.first, load.last, best, rates[best] / load.rate(NOTHING))
         self._try_another(load, segment, requests, allowed)
         return None
 
-    def _try_another(self, load: DraftLoad, segment: Segment, requests: int, allowed: Sequence[int]) -> None:
+    def _try_another(self, load: DraftLoad, segment: Segment, requests: int, allowed: Sequence[DraftSize]) -> None:
         if segment.size != load.current or segment.timed < CHECKS[1]:
             return
         now, step = load.rate(load.current), mean(segment.seconds)
-        if load.current and self._step >= load.recheck:
+        if load.current.nodes and self._step >= load.recheck:
             # What another load has taught may be far off, and one comparison, too; plain decoding has to be beaten.
-            load.begin_try(0, BURST + self._warming.steps(0, requests), load.lost(0) * step)
+            load.begin_try(NOTHING, BURST + self._warming.steps(NOTHING, requests), load.lost(NOTHING) * step)
             load.recheck = self._step + load.patience
             load.patience = min(2 * load.patience, MOST_RECHECK)
             return
-        chances: list[tuple[float, int, int]] = []
-        for nodes in allowed:
-            if nodes == load.current:
+        chances: list[tuple[float, DraftSize, int]] = []
+        for size in allowed:
+            if size == load.current:
                 continue
-            hope = load.hope(nodes, self._step)
-            length = BURST + self._warming.steps(nodes, requests)
-            if not load.current and load.costs.uncertainty(nodes, self._step) < KNOWN_WELL:
+            hope = load.hope(size, self._step)
+            length = BURST + self._warming.steps(size, requests)
+            if not load.current.nodes and load.costs.uncertainty(size, self._step) < KNOWN_WELL:
                 length = PROBE
-            lost = load.lost(nodes)
+            lost = load.lost(size)
             if hope > now and self._credit > lost * length * step:
                 # When nothing is drafted, the cheapest question is the best.
-                chances.append((-lost if length == PROBE else hope / now, nodes, length))
+                chances.append((-lost if length == PROBE else hope / now, size, length))
         if chances:
-            _, nodes, length = max(chances)
-            load.begin_try(nodes, length, load.lost(nodes) * step)
+            _, size, length = max(chances)
+            load.begin_try(size, length, load.lost(size) * step)

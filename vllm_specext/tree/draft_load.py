@@ -5,55 +5,26 @@ from dataclasses import dataclass, field
 from math import exp
 
 from vllm_specext.tree.acceptance import Acceptance
-from vllm_specext.tree.budget import TreeShape
+from vllm_specext.tree.draft_size import NOTHING, DraftSize
 from vllm_specext.tree.prompt_costs import PromptCosts
 from vllm_specext.tree.step_costs import StepCosts
 from vllm_specext.tree.timed_steps import TimedSteps
 
-WIDENING = 0.2
-"""Exponent of the effective width of a tree, over the number of nodes per level, before it is measured."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """A number of drafted tokens that may be chosen."""
-
-    nodes: int
-    levels: int
-    """Depth of such a draft."""
-
-    @property
-    def effort(self) -> float:
-        """What the cost is interpolated along: a level is a pass of the drafter, a node a row of the verification."""
-        return self.levels + self.nodes / 8
-
-    @property
-    def width(self) -> float:
-        """First guess of the effective width."""
-        return max(1.0, self.nodes / max(self.levels, 1)) ** WIDENING
-
-    @classmethod
-    def of(cls, nodes: int, full: TreeShape | None) -> "Size":
-        """That of a draft of so many ``nodes``; ``full`` is the largest tree, ``None`` where drafts are chains."""
-        return cls(nodes, nodes if full is None else min(nodes, full.depth))
-
 
 @dataclass
 class DraftLoad:
-    """Numbers of requests from ``first`` to ``last``, which may draft ``allowed`` tokens. Sizes are told by their
-    number of tokens."""
+    """Numbers of requests from ``first`` to ``last``, which may have drafts of the ``allowed`` sizes."""
 
     first: int
     last: int
-    allowed: Sequence[int]
-    sizes: Mapping[int, Size]
+    allowed: Sequence[DraftSize]
     acceptance: Acceptance
     costs: StepCosts
     steps: TimedSteps
     prompts: PromptCosts = field(default_factory=PromptCosts)
-    current: int = 0
+    current: DraftSize = NOTHING
     """The size in use."""
-    trying: int | None = None
+    trying: DraftSize | None = None
     """Another that is tried."""
     left: int = 0
     """Steps that are left of a try."""
@@ -78,44 +49,43 @@ class DraftLoad:
     """Step of the last look at whether another size is better."""
 
     @property
-    def now(self) -> int:
+    def now(self) -> DraftSize:
         """The size to draft."""
         return self.current if self.trying is None else self.trying
 
-    def begin_try(self, size: int, steps: int, risk: float) -> None:
+    def begin_try(self, size: DraftSize, steps: int, risk: float) -> None:
         """Try another size for so many steps, each of which is expected to lose ``risk`` seconds."""
         self.trying, self.left, self.risk, self.wasted = size, steps, risk, 0
 
-    def lost(self, size: int) -> float:
+    def lost(self, size: DraftSize) -> float:
         """What a step with this size is expected to lose beside the current one, in steps of that."""
         slower = self.costs.cost(size) / self.costs.cost(self.current)
         return max(slower - self.tokens(size) / self.tokens(self.current), 0.0)
 
-    def use(self, size: int) -> None:
+    def use(self, size: DraftSize) -> None:
         """Have another current size."""
         self.current, self.pace = size, 0.0
 
-    def verified(self, size: int, accepted: Mapping[int, int]) -> None:
+    def verified(self, size: DraftSize, accepted: Mapping[int, int]) -> None:
         """Take note of a step that verified drafts of a ``size``: how many requests (values) accepted how many tokens
         (keys)."""
-        if size:
-            self.acceptance.note(accepted, self.sizes[size].levels, self.sizes[size].width)
+        if size.nodes:
+            self.acceptance.note(accepted, size.levels, size.width)
         else:
             self.acceptance.idle()
 
-    def tokens(self, size: int, hope: float = 0.0) -> float:
+    def tokens(self, size: DraftSize, hope: float = 0.0) -> float:
         """Tokens of a request that a step with such a draft may be expected to give, the target's own included; with
         ``hope``, that many standard errors more."""
-        if not size:
+        if not size.nodes:
             return 1.0
-        drafted = self.sizes[size]
-        return 1 + min(self.acceptance.tokens(drafted.levels, drafted.width, hope), size)
+        return 1 + min(self.acceptance.tokens(size.levels, size.width, hope), size.nodes)
 
-    def rate(self, size: int) -> float:
+    def rate(self, size: DraftSize) -> float:
         """Expected tokens of a request, in the time of a step of about that without drafts."""
         return self.tokens(size) / self.costs.cost(size)
 
-    def hope(self, size: int, step: int) -> float:
+    def hope(self, size: DraftSize, step: int) -> float:
         """The rate as it might turn out to be, as far as is known at a ``step``."""
         cost = self.costs.cost(size) * exp(-self.costs.uncertainty(size, step))
         return self.tokens(size, hope=1.0) / cost

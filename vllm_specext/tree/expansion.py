@@ -74,16 +74,17 @@ class Expansion:
         """Candidates so far."""
         return pool_size(self.grown, self.k)
 
-    def chain(self) -> Tensor:
-        """Tokens ``[R, levels grown]`` of the path to the last level that promises most accepted tokens: the one with
-        the largest sum of cumulative probabilities."""
+    def chain(self, levels: int | None = None) -> Tensor:
+        """Tokens ``[R, levels]`` of the path to that level, the last one grown if none is given, that promises most
+        accepted tokens: the one with the largest sum of cumulative probabilities."""
+        levels = levels or self.grown
         gains = [self.scores[:, self._level(0)].exp()]
-        for level in range(1, self.grown):
+        for level in range(1, levels):
             before = gains[-1].gather(1, self._within_level(level))
             gains.append(before + self.scores[:, self._level(level)].exp())
         place = gains[-1].argmax(dim=1, keepdim=True)
         path = []
-        for level in range(self.grown - 1, -1, -1):
+        for level in range(levels - 1, -1, -1):
             path.append(self.tokens[:, self._level(level)].gather(1, place))
             if level > 0:
                 place = self._within_level(level).gather(1, place)

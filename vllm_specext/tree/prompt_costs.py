@@ -1,6 +1,6 @@
 """What a token of a prompt adds to a step that decodes for other requests too.
 
-Two steps that follow one another, draft the same number of tokens and decode for about as many requests differ in
+Two steps that follow one another, draft as much and decode for about as many requests differ in
 little but their prompts. What they took more or less, for each token more or less, is one guess; the guess in use is
 the median of the latest, each as heavy as the tokens that it is over (Theil and Sen's line), so that a step that
 something else has held up does not count.
@@ -9,6 +9,7 @@ something else has held up does not count.
 from collections import deque
 from dataclasses import dataclass, field
 
+from vllm_specext.tree.draft_size import DraftSize
 from vllm_specext.tree.timed_steps import about_as_many
 
 FEWEST = 32
@@ -24,7 +25,7 @@ as much too little for it. A machine that is slow for a while makes both wrong u
 
 @dataclass(frozen=True)
 class _Step:
-    size: int
+    size: DraftSize
     requests: int
     prompt: int
     seconds: float
@@ -36,8 +37,8 @@ class PromptCosts:
     guesses: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """Seconds of a token, and tokens."""
 
-    def note(self, size: int, requests: int, prompt: int, seconds: float | None) -> float | None:
-        """Take note of a step that decodes for so many ``requests``, drafts ``size`` tokens and reads so many of
+    def note(self, size: DraftSize, requests: int, prompt: int, seconds: float | None) -> float | None:
+        """Take note of a step that decodes for so many ``requests``, has drafts of this ``size`` and reads so many of
         prompts; ``seconds`` are ``None`` where they say nothing. What it would take without the prompts, ``None`` where
         that is not known."""
         before, self.before = self.before, None

@@ -1,15 +1,17 @@
-"""How long steps take that draft different numbers of tokens, relative to each other.
+"""How long steps take that draft more or less, relative to each other.
 
 Only steps that follow one another are compared: texts grow, and a machine is slow for a while, but what a step with
 drafts costs beside one without hardly changes. Each comparison of two sizes moves what is known of both, the less
 certain one more (a Kalman filter without correlations, over the logarithms of the costs). What was never tried is
-interpolated along ``effort``, and the uncertainty of what was not tried for long grows.
+guessed (``guessed_costs.py``), and the uncertainty of what was not tried for long grows.
 """
 
-from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, log, sqrt
+
+from vllm_specext.tree.draft_size import NOTHING, DraftSize
+from vllm_specext.tree.guessed_costs import guessed_cost
 
 DRIFT = 1e-5
 """What the variance of a logarithm grows by in a step: a standard deviation of 0.1 in a thousand."""
@@ -24,7 +26,10 @@ SURPRISE = 3.0
 """Standard deviations beyond which a comparison contradicts what is known."""
 
 UNTRIED = 0.3
-"""Standard deviation of a cost that is interpolated."""
+"""Standard deviation of a cost that is guessed."""
+
+OTHER_DEPTH = 0.1
+"""The same, where a tree of as many nodes was tried."""
 
 CARRIED = 0.2
 """Standard deviation that another load adds, for each range between the two."""
@@ -33,7 +38,7 @@ CARRIED = 0.2
 RESTORED = 0.1
 """Standard deviation that another start of the same adds."""
 
-Costs = Mapping[int, tuple[float, float]]
+Costs = Mapping[DraftSize, tuple[float, float]]
 """Logarithm of the cost, and its variance, by size."""
 
 
@@ -46,22 +51,24 @@ class _Known:
 
 
 class StepCosts:
-    def __init__(self, effort: Mapping[int, float], slope: float) -> None:
-        """``effort``: what the cost of each size is interpolated along, 0 for no drafts. ``slope``: what one of it
-        takes, in steps without drafts, before anything is known."""
-        self._effort, self._slope = effort, slope
-        self._known: dict[int, _Known] = {0: _Known(0.0, 0.0, 0)}
+    def __init__(self, slope: float) -> None:
+        """``slope``: what one of effort takes, in steps without drafts, before anything is known."""
+        self._slope = slope
+        self._known: dict[DraftSize, _Known] = {NOTHING: _Known(0.0, 0.0, 0)}
+        self._costs: dict[DraftSize, float] = {}
+        """What was found out since the last comparison."""
 
-    def tried(self, size: int) -> bool:
+    def tried(self, size: DraftSize) -> bool:
         return size in self._known
 
-    def compare(self, before: int, after: int, ratio: float, steps: tuple[int, int], now: int) -> bool:
+    def compare(self, before: DraftSize, after: DraftSize, ratio: float, steps: tuple[int, int], now: int) -> bool:
         """Steps that draft ``after`` took ``ratio`` times as long as those that draft ``before``; so many ``steps`` of
         either were timed. Whether that is no surprise."""
         noise = SPREAD**2 * (1 / steps[0] + 1 / steps[1]) + FLOOR**2
         first = self._known.get(before)
         if first is None:
             first = self._known[before] = _Known(log(self.cost(before)), UNTRIED**2, now)
+        self._costs = {}
         second = self._known.get(after)
         if second is None:
             variance = self._variance(first, now) + noise
@@ -82,27 +89,32 @@ class StepCosts:
             each.variance, each.since = variance * (1 - variance / total), now
         return True
 
-    def cost(self, size: int) -> float:
+    def cost(self, size: DraftSize) -> float:
         """What a step takes, in steps of about that without drafts."""
-        if (found := self._known.get(size)) is not None:
-            return exp(found.logarithm)
-        sizes = sorted(self._known)
-        place = bisect(sizes, size)
-        if place == len(sizes):
-            base = exp(self._known[0].logarithm)
-            last = exp(self._known[sizes[-1]].logarithm)
-            reach = self._effort[sizes[-1]]
-            slope = (last - base) / reach if reach else self._slope * base
-            return last + max(slope, 0.0) * (self._effort[size] - reach)
-        lower, upper = sizes[place - 1], sizes[place]
-        share = (self._effort[size] - self._effort[lower]) / (self._effort[upper] - self._effort[lower])
-        costs = [exp(self._known[each].logarithm) for each in (lower, upper)]
-        return (1 - share) * costs[0] + share * costs[1]
+        if not self._costs:
+            self._costs = {known: self._of_tried(known) for known in self._known}
+        if size not in self._costs:
+            tried = {known: self._costs[known] for known in self._known}
+            self._costs[size] = guessed_cost(size, tried, self._slope)
+        return self._costs[size]
 
-    def uncertainty(self, size: int, now: int) -> float:
+    def _of_tried(self, size: DraftSize) -> float:
+        """No more than that of a draft that has more of all, if more is known of that. (The reverse would have plain
+        decoding, slow when it begins again, make all drafts look slow.)"""
+        own = self._known[size]
+        surer = (known for other, known in self._known.items() if known.variance < own.variance and other.holds(size))
+        return exp(min([own.logarithm, *(known.logarithm for known in surer)]))
+
+    def uncertainty(self, size: DraftSize, now: int) -> float:
         """Standard deviation of the cost's logarithm."""
-        found = self._known.get(size)
-        return UNTRIED if found is None else sqrt(self._variance(found, now))
+        if (found := self._known.get(size)) is not None:
+            return sqrt(self._variance(found, now))
+        beside = (
+            sqrt(self._variance(known, now) + OTHER_DEPTH**2)
+            for other, known in self._known.items()
+            if other.nodes == size.nodes
+        )
+        return min([UNTRIED, *beside])
 
     def known(self, now: int) -> Costs:
         """What the next start may begin with. What is long out of date is as uncertain as what was never tried."""
@@ -110,14 +122,14 @@ class StepCosts:
         return {size: (logarithm, min(variance, UNTRIED**2)) for size, (logarithm, variance) in found.items()}
 
     def restore(self, costs: Costs, now: int) -> None:
-        """Begin with what an earlier start knew, as far as the sizes are the same."""
-        for size in self._effort.keys() & costs.keys():
-            logarithm, variance = costs[size]
+        """Begin with what an earlier start knew."""
+        self._costs = {}
+        for size, (logarithm, variance) in costs.items():
             self._known[size] = _Known(logarithm, variance + RESTORED**2, now)
 
     def copy(self, now: int, ranges: int) -> "StepCosts":
         """The same as a first guess for another load, so many ``ranges`` away."""
-        other = StepCosts(self._effort, self._slope)
+        other = StepCosts(self._slope)
         for size, known in self._known.items():
             variance = self._variance(known, now) + (CARRIED * ranges) ** 2
             other._known[size] = _Known(known.logarithm, variance, now)

@@ -8,6 +8,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
+from vllm_specext.tree.draft_size import DraftSize
+
 SETTLING = 2
 """Steps after a change that are not timed: a step verifies what an earlier one drafted, and with asynchronous
 scheduling another is under way."""
@@ -44,7 +46,7 @@ def mean(seconds: list[float] | deque[float]) -> float:
 class Segment:
     """Steps of one size for about the same number of requests, one after another."""
 
-    size: int
+    size: DraftSize
     requests: int
     settling: int
     """Steps that are not timed."""
@@ -67,8 +69,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Comparison:
-    before: int
-    after: int
+    before: DraftSize
+    after: DraftSize
     """Two sizes."""
     ratio: float
     """Duration of a step of the latter, relative to one of the former."""
@@ -80,15 +82,15 @@ class Warming:
     """How long a size and a number of requests are new to the engine."""
 
     def __init__(self) -> None:
-        self._used: Counter[tuple[int, int]] = Counter()
+        self._used: Counter[tuple[DraftSize, int]] = Counter()
         """How often steps have changed to a size, by size and number of requests."""
 
-    def steps(self, size: int, requests: int) -> int:
+    def steps(self, size: DraftSize, requests: int) -> int:
         """Further steps that are not timed, the first two times that a size is used: after the second, a pass may come
         that is new as well."""
         return 0 if self._used[size, requests] > 1 else WARMING
 
-    def begin(self, size: int, requests: int) -> int:
+    def begin(self, size: DraftSize, requests: int) -> int:
         """The same, when such steps begin."""
         steps = self.steps(size, requests)
         self._used[size, requests] += 1
@@ -103,7 +105,7 @@ class TimedSteps:
     latest: Segment | None = None
     before: Segment | None = None
 
-    def note(self, step: int, size: int, requests: int, seconds: float) -> Segment:
+    def note(self, step: int, size: DraftSize, requests: int, seconds: float) -> Segment:
         """Take note of a step, counted from the start; the segment that it belongs to."""
         segment = self.latest
         if segment is None or segment.size != size or not segment.is_like(requests):

@@ -78,6 +78,10 @@ class DraftGraphs(CudaGraphManager):
         if self._next_piece is not None:
             self._next_piece(piece)
 
+    def has(self, size: int, kind: Kind) -> bool:
+        """Whether such a pass can be replayed without some of its pieces."""
+        return (size, kind) in self._results
+
     def size_for(self, requests: int, kind: Kind) -> int | None:
         """The smallest number of requests that such a pass is captured for and that holds so many; ``None`` where there
         is no graph."""

@@ -47,6 +47,10 @@ class RecordedPasses:
         if self._being_recorded is not None:
             self._being_recorded.cut(piece)
 
+    def has(self, size: int, kind: Kind) -> bool:
+        """Whether such a pass can be replayed without some of its pieces; otherwise it is recorded first, whole."""
+        return (size, kind) in self._recordings
+
     def size_for(self, requests: int, kind: Kind) -> int | None:
         """``requests``, or ``None`` where such a pass is not recorded for so many, and will not be."""
         key = requests, kind

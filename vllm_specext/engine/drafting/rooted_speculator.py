@@ -12,9 +12,9 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
+from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
-from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.engine.drafting.tree_grower import GrowthInputs, TreeGrower
 from vllm_specext.engine.drafting.tree_sizes import TreeSizes
 from vllm_specext.engine.verification.layout import AcceptedPaths
@@ -51,7 +51,7 @@ class RootedSpeculator(StepSpeculator):
         """Take in the accepted paths, from the buffers."""
         raise NotImplementedError
 
-    def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
+    def grow(self, growth: Growth) -> Grown:
         """As ``tree_grower.Grow``."""
         raise NotImplementedError
 
@@ -83,7 +83,7 @@ class RootedSpeculator(StepSpeculator):
             if paths is not None:
                 self.keep_paths(requests)
             return self.hand_over_chains(step, Drafts(step.num_sampled.new_zeros(requests, 0)))
-        grown = self.grower(requests, shape, paths is not None, step.longest, self.draft_graphs)
+        grown = self.grower(step, shape, paths is not None, self.draft_graphs)
         return self.hand_over(step, grown, shape.top_k)
 
     def _rehearse(self, step: Step) -> Drafts:

@@ -10,8 +10,8 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_specext.engine.drafting.calibrated import CalibratedTrees
-from vllm_specext.engine.drafting.growth import Roots
 from vllm_specext.engine.drafting.predictions import Predictions
+from vllm_specext.engine.drafting.roots import Roots
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
 from vllm_specext.engine.verification.tree_steps import TreeSteps
@@ -34,12 +34,18 @@ class StepSpeculator(DraftModelSpeculator):
         self.predictions = None if predicted is None else Predictions(predicted, self.num_speculative_steps)
         calibrates = vllm_config.speculative_config.options.calibrates
         self.calibrated = CalibratedTrees(device) if calibrates else None
+        self._depth: int | None = None
 
     def set_attn(self, model_state: Any, *args: Any) -> None:
         super().set_attn(model_state, *args)
         if self.predictions is not None:
             self.predictions.clear()
             model_state.tell(self.predictions.add)
+
+    def begin_step(self, depth: int | None) -> None:
+        """``depth``: levels of the trees to draft after it, ``None`` for as many as they can have. ``propose`` has no
+        argument for it."""
+        self._depth = depth
 
     def draft(self, step: Step) -> Drafts:
         """Draft ``step.length`` tokens for each request, or fewer."""
@@ -95,6 +101,7 @@ class StepSpeculator(DraftModelSpeculator):
         step = Step(
             batch=input_batch,
             length=length,
+            depth=self._depth,
             attn_metadata=attn_metadata,
             slot_mappings=slot_mappings,
             last_hidden_states=last_hidden_states,

@@ -21,6 +21,8 @@ class Step:
     batch: InputBatch
     length: int
     """Tokens to draft for each request; 0 where nothing is drafted, but what was verified is still taken in."""
+    depth: int | None
+    """Levels of the trees to draft; ``None`` for as many as they can have."""
     attn_metadata: dict[str, Any]
     slot_mappings: dict[str, Tensor]
     """KV slots of the rows, ``[T]`` for each attention layer."""

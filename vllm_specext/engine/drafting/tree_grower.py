@@ -4,7 +4,7 @@ Shapes: ``R`` requests, ``W`` rows of an accepted path.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,13 @@ import torch
 from vllm.config import VllmConfig
 
 from vllm_specext.engine.drafting.graphs import Graphs
-from vllm_specext.engine.drafting.growth import Roots
 from vllm_specext.engine.drafting.paths import PathInputs
+from vllm_specext.engine.drafting.roots import Roots
+from vllm_specext.engine.drafting.several_depths import Grown, Growth, no_cut
+from vllm_specext.engine.drafting.step import Step
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.engine.drafting.tree_sizes import TreeSizes
+from vllm_specext.kernels.recording import Piece
 from vllm_specext.tree.budget import TreeShape
 
 
@@ -49,9 +52,8 @@ class GrowthInputs:
         self.paths.mask(first, end)
 
 
-Grow = Callable[[int, TreeShape, bool, int], TreeDraft]
-"""Grows trees of a shape for so many requests, whose inputs are in buffers; after the accepted paths were read from
-their buffers, or without; the longest of the requests has at most so many tokens."""
+Grow = Callable[[Growth], Grown]
+"""Grows trees from what is in the buffers."""
 
 
 class TreeGrower:
@@ -60,21 +62,25 @@ class TreeGrower:
     def __init__(self, grow: Grow, inputs: GrowthInputs, sizes: TreeSizes, max_model_len: int) -> None:
         self._grow, self._inputs, self._sizes, self._max_model_len = grow, inputs, sizes, max_model_len
 
-    def __call__(
-        self, requests: int, shape: TreeShape, reads_paths: bool, longest: int, graphs: Graphs | None
-    ) -> TreeDraft:
-        """Trees of the ``requests``, the ``longest`` of them at most so many tokens. In a graph that is larger the
-        requests after them are padding."""
-        kind = shape, reads_paths
+    def __call__(self, step: Step, shape: TreeShape, reads_paths: bool, graphs: Graphs | None) -> TreeDraft:
+        """Trees of a ``shape`` for the requests of a ``step``, no deeper than that says, after the accepted paths were
+        read from their buffers, or without. In a graph that is larger the requests after them are padding."""
+        requests, kind = step.requests, (shape, reads_paths)
+        depths = self._sizes.depths(shape)
+        depth = step.depth if step.depth in depths else shape.depth
         size = None
         if graphs is not None:
-            graphs.offer(requests, kind, partial(self._grow, requests, shape, reads_paths, self._max_model_len))
+            growth = self._whole(requests, shape, reads_paths, graphs.cut)
+            graphs.offer(requests, kind, partial(self._grow, growth))
             size = graphs.size_for(requests, kind)
         if graphs is None or size is None:
-            return self._grow(requests, shape, reads_paths, longest)
+            shallow = replace(shape, depth=depth)
+            return self._grow(Growth(requests, shallow, reads_paths, step.longest, [depth]))[depth]
         self._inputs.mask(requests, size)
-        grown: TreeDraft = graphs.replay(size, kind)
-        return grown.part(requests)
+        # A recording that is made now gives drafts of all depths.
+        without = growth.left_out(depth) if graphs.has(size, kind) else ()
+        grown: Grown = graphs.replay(size, kind, without)
+        return grown[depth].part(requests)
 
     def capture(self, graphs: Graphs | None, vllm_config: VllmConfig) -> None:
         """Capture growing the shapes that vLLM's configuration has, with accepted paths to read first, where a pass
@@ -84,8 +90,8 @@ class TreeGrower:
             return
         shapes = self._sizes.captured(vllm_config)
         self._inputs.mask(0, max(shapes))
-        passes: dict[Any, Callable[[], TreeDraft]] = {
-            (size, (shape, reads_paths)): partial(self._grow, size, shape, reads_paths, self._max_model_len)
+        passes: dict[Any, Callable[[], Grown]] = {
+            (size, (shape, reads_paths)): partial(self._grow, self._whole(size, shape, reads_paths, graphs.cut))
             for size in sorted(shapes, reverse=True)
             for shape in reversed(shapes[size])
             for reads_paths in (True, False)
@@ -98,4 +104,10 @@ class TreeGrower:
         memory it takes."""
         for requests, shape in self._sizes.of_schedule(schedule, most):
             self._inputs.mask(0, requests)
-            self._grow(requests, shape, False, self._max_model_len)
+            self._grow(self._whole(requests, shape, False))
+
+    def _whole(
+        self, requests: int, shape: TreeShape, reads_paths: bool, cut: Callable[[Piece], None] = no_cut
+    ) -> Growth:
+        """With a draft for each depth, for requests of any length."""
+        return Growth(requests, shape, reads_paths, self._max_model_len, self._sizes.depths(shape), cut)

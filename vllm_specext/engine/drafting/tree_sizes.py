@@ -7,6 +7,7 @@ from vllm.config import VllmConfig
 
 from vllm_specext.engine.graph_sizes import drafted_sizes, most_drafted
 from vllm_specext.tree.budget import TreeShape, shape_for
+from vllm_specext.tree.draft_size import depths_of
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class TreeSizes:
     """The most nodes that the schedule has while at least so many requests run, from 0 requests on."""
     max_rows: int
     """Rows that a pass of the drafter may have."""
+    any_depth: bool = False
+    """Whether a step says how deep its trees are."""
     grows_chains: bool = False
     """Whether a chain is grown as a tree of width 1; otherwise something else drafts it."""
 
@@ -25,7 +28,7 @@ class TreeSizes:
     def of(cls, vllm_config: VllmConfig, largest: TreeShape, grows_chains: bool = False) -> "TreeSizes":
         """Those of vLLM's configuration."""
         rows = vllm_config.scheduler_config.max_num_batched_tokens
-        return cls(largest, most_drafted(vllm_config), rows, grows_chains)
+        return cls(largest, most_drafted(vllm_config), rows, vllm_config.speculative_config.any_depth, grows_chains)
 
     def shape_for(self, nodes: int, requests: int) -> TreeShape:
         """What fits ``nodes``, what the schedule has for so many requests and, with all requests' levels in one pass,
@@ -35,6 +38,10 @@ class TreeSizes:
         if shape.top_k * requests <= self.max_rows:
             return shape
         return shape_for(min(nodes, self.largest.depth), self.largest)
+
+    def depths(self, shape: TreeShape) -> list[int]:
+        """Depths at which a tree of this ``shape`` may end, ascending, its own the last."""
+        return depths_of(shape) if self.any_depth else [shape.depth]
 
     def grown(self, nodes: int, requests: int) -> TreeShape | None:
         """What is grown for ``nodes`` scheduled, ``None`` for nothing."""

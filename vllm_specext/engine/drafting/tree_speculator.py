@@ -24,6 +24,7 @@ from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel
 from vllm_specext.engine.drafting.hidden_states import ChainSpeculator, HiddenStateDrafter
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
+from vllm_specext.engine.drafting.several_depths import Growth
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
@@ -128,7 +129,7 @@ class TreeSpeculator(ChainSpeculator):
         else:
             self._lay_out(paths, step)
         self.roots.take(step.lengths() + self.root_slots, written=not step.dummy)
-        return self.grower(step.requests, shape, paths is not None, step.longest, self.draft_graphs)
+        return self.grower(step, shape, paths is not None, self.draft_graphs)
 
     def _paths(self, step: Step) -> AcceptedPaths | None:
         if self.steps is None:
@@ -170,9 +171,10 @@ class TreeSpeculator(ChainSpeculator):
         self.first_log_probs[: len(tokens)] = log_probs
         return tokens[:, 0]
 
-    def _start(self, requests: int, reads_paths: bool, longest: int) -> FirstLevel:
-        if reads_paths:
-            return self._read_paths(requests, longest)
+    def _start(self, growth: Growth) -> FirstLevel:
+        requests = growth.requests
+        if growth.reads_paths:
+            return self._read_paths(requests, growth.longest)
         features = self.hidden_states[:requests]
         return FirstLevel(self.first_tokens[:requests], self.first_log_probs[:requests], features)
 

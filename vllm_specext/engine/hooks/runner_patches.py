@@ -55,20 +55,30 @@ def _load_model(original: Callable) -> Callable:
 
 @replaces(
     "vllm.v1.worker.gpu.model_runner.GPUModelRunner.execute_model",
-    name="drafts beside clients' trees",
-    why="a step has one number of drafted tokens, which is the most where a client's tree is to be verified next",
-    how="wrapped: the number for requests that brought no tree goes to a speculator that serves clients",
-    upstream="none: no number of drafted tokens per request",
-    until="vLLM has a number of drafted tokens per request",
+    name="what a step drafts",
+    why=(
+        "a step has one number of drafted tokens, and none for the depth of trees; the number is the most where a "
+        "client's tree is to be verified next"
+    ),
+    how=(
+        "wrapped: the depth goes to the speculator, and the number for requests that brought no tree to one that "
+        "serves clients"
+    ),
+    upstream="none: no number of drafted tokens per request, and no trees of several depths",
+    until="vLLM has a number of drafted tokens per request, and trees of several depths",
     signature=(
         "self scheduler_output intermediate_tensors dummy_run skip_attn_for_dummy_run is_profile context_len "
         "valid_dummy_state_slots randomize_inputs"
     ),
 )
 def _execute_model(original: Callable) -> Callable:
+    from vllm_specext.engine.drafting.speculator import StepSpeculator
     from vllm_specext.engine.scheduler.client_room import others_in
+    from vllm_specext.engine.scheduler.told_depth import depth_in
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.speculator, StepSpeculator):
+            self.speculator.begin_step(depth_in(scheduler_output))
         clients = getattr(self.speculator, "clients", None)
         if clients is not None:
             clients.begin_step(others_in(scheduler_output))

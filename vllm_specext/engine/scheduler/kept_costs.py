@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import vllm_specext
 from vllm_specext.this_machine import cache_folder, is_own, processor
+from vllm_specext.tree.draft_size import DraftSize
 from vllm_specext.tree.step_costs import Costs
 
 logger = logging.getLogger(f"vllm.{__name__}")  # a child of vLLM's logger, whose handlers and level it shares
@@ -31,11 +32,12 @@ Variance = Annotated[float, Field(ge=0, le=25)]
 
 
 class Kept(BaseModel):
-    """The file: by range of running requests (the number of bits of the requests) and by drafted tokens."""
+    """The file: by range of running requests (the number of bits of the requests) a list of sizes: drafted tokens,
+    depth, logarithm of the cost and its variance."""
 
     model_config = ConfigDict(extra="forbid")
 
-    loads: dict[int, dict[int, tuple[Logarithm, Variance]]]
+    loads: dict[int, list[tuple[int, int, Logarithm, Variance]]]
 
 
 class KeptCosts:
@@ -50,17 +52,24 @@ class KeptCosts:
             found = self.path.lstat()
             if not is_own(found) or found.st_size > MOST_BYTES:
                 return {}
-            return Kept.model_validate_json(self.path.read_bytes()).loads
+            loads = Kept.model_validate_json(self.path.read_bytes()).loads
         except (OSError, ValidationError):
             return {}
+        return {
+            load: {DraftSize(nodes, levels): (logarithm, variance) for nodes, levels, logarithm, variance in sizes}
+            for load, sizes in loads.items()
+        }
 
     def write(self, loads: Mapping[int, Costs]) -> None:
         """Keep this in place of what was kept; several engines may, and the last one counts."""
         if self.path is None:
             return
+        kept = {
+            load: [(size.nodes, size.levels, *cost) for size, cost in costs.items()] for load, costs in loads.items()
+        }
         try:
             with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=".costs-", delete=False) as file:
-                json.dump({"loads": loads}, file)
+                json.dump({"loads": kept}, file)
             os.replace(file.name, self.path)
         except OSError as error:
             logger.info("What steps cost cannot be kept (%s).", type(error).__name__)

@@ -68,10 +68,11 @@ class DraftLimits(_Scheduler):
         self.measured_drafts: MeasuredDrafts | None = None
         if vllm_config.speculative_config.adapts:
             assert self.dynamic_sd_lookup is not None
-            sizes = vllm_config.speculative_config.sizes
+            sizes, any_depth = vllm_config.speculative_config.sizes, vllm_config.speculative_config.any_depth
             device_type = current_platform.device_type
             kept = KeptCosts(vllm_config)
-            self.measured_drafts = MeasuredDrafts(self.dynamic_sd_lookup, sizes, self._tree, device_type, kept)
+            drafts = self.dynamic_sd_lookup, sizes, self._tree, any_depth
+            self.measured_drafts = MeasuredDrafts(*drafts, device_type, kept)
 
     def add_request(self, request: Request) -> None:
         shorten_in_logs(request.sampling_params)
@@ -147,6 +148,8 @@ class DraftLimits(_Scheduler):
             limits.update(dict.fromkeys(self._clients.drafted(scheduler_output, self.requests), 0))
             room = self._clients.make(scheduler_output)
             limits = limits | {name: min(most, limits.get(name, most)) for name, most in room.items()}
+        if self.measured_drafts is not None:
+            self.measured_drafts.tell_depth(scheduler_output)
         super()._update_after_schedule(scheduler_output)
         # Asynchronous scheduling has just promised every request the same number of drafted tokens, in one list.
         for request_id in limits.keys() & scheduler_output.num_scheduled_tokens.keys():

@@ -26,11 +26,10 @@ from vllm_specext.engine.drafting.loading import for_loading
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.rooted_speculator import RootedSpeculator
 from vllm_specext.engine.drafting.run_model import run_model
+from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.step import Step
-from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.engine.verification.layout import AcceptedPaths
 from vllm_specext.methods.block.trees import MakeTree, of_marginals, of_markov_head
-from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.topology import pack
 
 Load = Callable[[Any, VllmConfig], Any]
@@ -67,13 +66,16 @@ class BlockSpeculator(RootedSpeculator):
         group_of = {name: group for group in self.passes.groups for name in group.layers}
         self.groups_by_layer = [(name, group_of[name]) for name in self.model.get_draft_kv_cache_layer_names()]
 
-    def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
+    def grow(self, growth: Growth) -> Grown:
         """The whole block is drafted for a smaller tree, too: the drafter was trained on nothing else."""
-        if reads_paths:
+        requests, shape = growth.requests, growth.shape
+        if growth.reads_paths:
             self.keep_paths(requests)
-        passed = [self._pass(first, min(self.together, requests - first), longest) for first in self._firsts(requests)]
+        passed = [
+            self._pass(first, min(self.together, requests - first), growth.longest) for first in self._firsts(requests)
+        ]
         roots = self.root_ids[:requests], self.roots.sharpness[:requests]
-        return self.make_tree(self.model, torch.cat(passed), *roots, shape, self.sizes.largest.top_k)
+        return {shape.depth: self.make_tree(self.model, torch.cat(passed), *roots, shape, self.sizes.largest.top_k)}
 
     def _firsts(self, requests: int) -> range:
         return range(0, requests, self.together)

@@ -21,11 +21,10 @@ from vllm_specext.engine.drafting.loading import for_loading
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.rooted_speculator import RootedSpeculator
 from vllm_specext.engine.drafting.run_model import run_model
+from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.step import Step
-from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.engine.verification.layout import AcceptedPaths
 from vllm_specext.kernels.best_tokens import best_tokens
-from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.topology import Topology
 
 
@@ -59,11 +58,12 @@ class LanguageModelSpeculator(RootedSpeculator):
         super().set_attn(*args)
         self.passes.groups = drafters_groups(self, self.draft_attn_layer_names)
 
-    def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
-        return self.by_level(requests, shape, reads_paths, longest)
+    def grow(self, growth: Growth) -> Grown:
+        return self.by_level(growth)
 
-    def _start(self, requests: int, reads_paths: bool, longest: int) -> FirstLevel:
-        predict = self._read_paths(requests, longest) if reads_paths else self._read_roots(requests, longest)
+    def _start(self, growth: Growth) -> FirstLevel:
+        requests, read = growth.requests, self._read_paths if growth.reads_paths else self._read_roots
+        predict = read(requests, growth.longest)
         return FirstLevel(
             *self._best(predict, self.sizes.largest.top_k, self.roots.sharpness[:requests]), features=None
         )

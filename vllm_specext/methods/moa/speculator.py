@@ -27,14 +27,13 @@ from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLev
 from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
 from vllm_specext.engine.drafting.rooted_speculator import RootedSpeculator
 from vllm_specext.engine.drafting.run_model import run_model
+from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.target import language_model_of
-from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.best_tokens import best_tokens
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.methods.moa.target_cache import TargetCache
-from vllm_specext.tree.budget import TreeShape
 
 CHUNK = 1024
 """Most tokens whose keys and values of all layers are collected at once: 128 KiB each for Llama 3 8B."""
@@ -97,14 +96,15 @@ class MoASpeculator(RootedSpeculator):
             return super().draft(step)
         return self.clients.after(super().draft(self.clients.for_others(step)), step, self)
 
-    def grow(self, requests: int, shape: TreeShape, reads_paths: bool, longest: int) -> TreeDraft:
-        return self.by_level(requests, shape, reads_paths, longest)
+    def grow(self, growth: Growth) -> Grown:
+        return self.by_level(growth)
 
-    def _start(self, requests: int, reads_paths: bool, longest: int) -> FirstLevel:
-        if reads_paths:
+    def _start(self, growth: Growth) -> FirstLevel:
+        requests = growth.requests
+        if growth.reads_paths:
             self.keep_paths(requests)
         nodes = self.roots.part(requests).nodes(self.root_ids[:requests], self.root_slots)
-        features, _ = self.passes(nodes, 1, longest + self.root_slots)
+        features, _ = self.passes(nodes, 1, growth.longest + self.root_slots)
         return FirstLevel(
             *self._best(features, self.sizes.largest.top_k, self.roots.sharpness[:requests]), features=None
         )

@@ -26,9 +26,9 @@ from vllm.distributed import get_tp_group
 from vllm_specext.engine.drafting.cache_groups import cache_groups
 from vllm_specext.engine.drafting.fused_kernels import fused_kernels
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
-from vllm_specext.engine.drafting.growth import Roots
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.recorded_passes import RecordedPasses
+from vllm_specext.engine.drafting.roots import Roots
 from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
