@@ -8,24 +8,15 @@ seeded answers must be those of plain decoding, else nothing is written. As in t
 continuation is a loop do not count. Nothing is timed. Writes ``calibrated_trees.json``.
 """
 
-import argparse
-import json
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks.fewer_layers import write_without_layers
+from benchmarks.held_out_rows import Rows, main
 from benchmarks.tokens_per_verification import WITHOUT_LAYERS, check_same, forced, load_engine, loops, published
 from vllm_specext.bench.configurations import Configuration
-from vllm_specext.bench.prompt_files import load
-from vllm_specext.bench.prompts import Rendering
-from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.arguments import compared_arguments, served
 from vllm_specext.measure.bundled import MAX_TOKENS, TARGET
 from vllm_specext.measure.engine_process import EngineProcess
@@ -37,8 +28,6 @@ from vllm_specext.measure.turns import Turn
 METHODS = ("griffin", "eagle3-tree", "draft-model-tree", "dflash-tree")
 SAMPLINGS = (Sampling(), Sampling(0.6), Sampling(1.0))
 SIZES = (8, 24, 59)
-
-Rows = Iterator[dict[str, Any]]
 
 
 def answers(
@@ -80,28 +69,5 @@ def measure(prompts: Sequence[list[int]], folder: Path) -> Rows:
             }
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Table:
-    shown = Table("method", "temperature", "nodes", "as given", "learned", title="tokens per verification", box=None)
-    for row in rows:
-        shown.add_row(*(str(row[key]) for key in ("method", "temperature", "nodes", "as_given", "learned")))
-    return shown
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="folder for calibrated_trees.json")
-    args = parser.parse_args()
-    rendering = Rendering(str(TARGET))
-    try:
-        with tempfile.TemporaryDirectory(prefix="vllm-specext-benchmark-") as folder:
-            rows = list(measure([rendering.ids(prompt) for prompt in load([], sys.maxsize)], Path(folder)))
-    except ConfigurationError as error:
-        sys.exit(f"error: {error}")
-    Console().print(table(rows))
-    if args.output:
-        args.output.mkdir(parents=True, exist_ok=True)
-        (args.output / "calibrated_trees.json").write_text(json.dumps(rows, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main("calibrated_trees", "tokens per verification", __doc__, measure)

@@ -380,6 +380,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark nodes by load": nodes_by_load,
     "benchmark simulated drafts": partial(simulated, "drafts"),
     "benchmark simulated traffic": partial(simulated, "traffic"),
+    "benchmark simulated depths": partial(simulated, "depths"),
     "benchmark cache memory": cache_memory,
     "benchmark soak": soak,
     "benchmark soaks": soaks,

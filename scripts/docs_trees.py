@@ -17,6 +17,17 @@ def calibrated() -> str:
     return table(header, ((code(method), f"{heat:g}", *cells) for (method, heat), cells in found.items()))
 
 
+def depths() -> str:
+    """Tokens per verification by temperature and depth."""
+    found: dict[tuple[str, float, int], list[str]] = {}
+    levels = sorted({row["depth"] for row in read("tree_depths.json")})
+    for row in read("tree_depths.json"):
+        key = row["method"], row["temperature"], row["nodes"]
+        found.setdefault(key, []).append(f"{row['tokens_per_verification']:.2f}")
+    header = "method", "temperature", "nodes", *(f"{depth} levels" for depth in levels)
+    return table(header, ((code(method), f"{heat:g}", nodes, *cells) for (method, heat, nodes), cells in found.items()))
+
+
 def pooled_nodes() -> str:
     """Tokens per verification of 16 requests, by who gets a step's nodes."""
     header = "method", "draft", "nodes for each request", "alike", "by confidence", "ratio"
@@ -30,5 +41,6 @@ def pooled_nodes() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "benchmark calibrated trees": calibrated,
+    "benchmark tree depths": depths,
     "benchmark pooled nodes": pooled_nodes,
 }
