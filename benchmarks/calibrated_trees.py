@@ -8,13 +8,14 @@ seeded answers must be those of plain decoding, else nothing is written. As in t
 continuation is a loop do not count. Nothing is timed. Writes ``calibrated_trees.json``.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.progress import track
 
 from benchmarks.fewer_layers import write_without_layers
-from benchmarks.held_out_rows import Rows, main
+from benchmarks.held_out_rows import Rows, show
 from benchmarks.tokens_per_verification import WITHOUT_LAYERS, check_same, forced, load_engine, loops, published
 from vllm_specext.bench.configurations import Configuration
 from vllm_specext.measure.arguments import compared_arguments, served
@@ -69,5 +70,11 @@ def measure(prompts: Sequence[list[int]], folder: Path) -> Rows:
             }
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="folder for calibrated_trees.json")
+    show("calibrated_trees", "tokens per verification", measure, parser.parse_args().output)
+
+
 if __name__ == "__main__":
-    main("calibrated_trees", "tokens per verification", __doc__, measure)
+    main()

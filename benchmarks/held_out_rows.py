@@ -1,6 +1,5 @@
-"""The command line of benchmarks that ask the demonstration's held-out prompts one at a time and time nothing."""
+"""What benchmarks do with their rows that ask the demonstration's held-out prompts and time nothing."""
 
-import argparse
 import json
 import sys
 import tempfile
@@ -19,11 +18,9 @@ from vllm_specext.measure.bundled import TARGET
 Rows = Iterable[dict[str, Any]]
 
 
-def main(name: str, title: str, document: str | None, measure: Callable[[Sequence[list[int]], Path], Rows]) -> None:
-    """Show the rows that ``measure`` makes of all prompts and an empty folder, and write them to ``name.json``."""
-    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help=f"folder for {name}.json")
-    args = parser.parse_args()
+def show(name: str, title: str, measure: Callable[[Sequence[list[int]], Path], Rows], output: Path | None) -> None:
+    """Show the rows that ``measure`` makes of all prompts and an empty folder, and write them to ``name.json`` in the
+    folder ``output``, if there is one."""
     rendering = Rendering(str(TARGET))
     try:
         with tempfile.TemporaryDirectory(prefix="vllm-specext-benchmark-") as folder:
@@ -31,9 +28,9 @@ def main(name: str, title: str, document: str | None, measure: Callable[[Sequenc
     except ConfigurationError as error:
         sys.exit(f"error: {error}")
     Console().print(table(title, rows))
-    if args.output:
-        args.output.mkdir(parents=True, exist_ok=True)
-        (args.output / f"{name}.json").write_text(json.dumps(rows, indent=2) + "\n")
+    if output:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / f"{name}.json").write_text(json.dumps(rows, indent=2) + "\n")
 
 
 def table(title: str, rows: Sequence[dict[str, Any]]) -> Table:

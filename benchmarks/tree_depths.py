@@ -7,11 +7,12 @@ answers must be those of plain decoding, else nothing is written. As in the demo
 continuation is a loop do not count. Nothing is timed. Writes ``tree_depths.json``.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.calibrated_trees import SAMPLINGS, answers
-from benchmarks.held_out_rows import Rows, main
+from benchmarks.held_out_rows import Rows, show
 from benchmarks.tokens_per_verification import PUBLISHED, check_same, forced, load_engine, loops, published
 from vllm_specext.bench.configurations import Configuration
 from vllm_specext.measure.arguments import compared_arguments, served
@@ -50,5 +51,11 @@ def measure(prompts: Sequence[list[int]], folder: Path) -> Rows:
                     }
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="folder for tree_depths.json")
+    show("tree_depths", "tokens per verification by depth", measure, parser.parse_args().output)
+
+
 if __name__ == "__main__":
-    main("tree_depths", "tokens per verification by depth", __doc__, measure)
+    main()

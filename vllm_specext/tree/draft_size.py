@@ -26,7 +26,8 @@ class DraftSize(NamedTuple):
 
     @property
     def effort(self) -> float:
-        """What the cost is interpolated along: a level is a pass of the drafter, a node a row of the verification."""
+        """What the cost grows with beyond all that was tried: a level is a pass of the drafter, a node a row of the
+        verification."""
         return self.levels + self.nodes / 8
 
     @property
