@@ -83,7 +83,7 @@ def methods() -> dict[str, dict[str, Any]]:
 
 
 def in_graphs() -> dict[str, Configuration]:
-    from tests.engine.conftest import tree
+    from tests.engine.conftest import any_sizes, tree
 
     griffin = tree(24, 4) | IN_GRAPHS
     loads = tree(24, 4, BY_LOAD) | IN_GRAPHS | {"cudagraph_capture_sizes": [1, 2, 4, 8, 10, 20, 25, 40, 50]}
@@ -111,12 +111,6 @@ def eager() -> dict[str, Configuration]:
 
 
 CONFIGURATIONS = {"graphs": in_graphs, "eager": eager}
-
-
-def any_sizes(config: dict[str, Any]) -> dict[str, Any]:
-    """The same, where the scheduler chooses."""
-    keys = {key: value for key, value in config["speculative_config"].items() if "per_batch" not in key}
-    return config | {"speculative_config": keys | {"adaptive_drafts": True, "keep_step_costs": False}}
 
 
 def reading(config: dict[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,12 @@ def of_method(method: str, drafter: Path, nodes: int, top_k: int, **own: Any) ->
     return {"speculative_config": like | {"method": method, "model": str(drafter)} | own}
 
 
+def any_sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """``config``, of one of the above, where the scheduler chooses how much is drafted."""
+    keys = {key: value for key, value in config["speculative_config"].items() if "per_batch" not in key}
+    return config | {"speculative_config": keys | {"adaptive_drafts": True, "keep_step_costs": False}}
+
+
 def small(config: dict[str, Any], tokens: int = 256) -> dict[str, Any]:
     """``config``, of one of the above, with a drafter that scores so many ``tokens``."""
     own = {"draft_vocab_file": str(DRAFT_VOCABULARY), "draft_vocab_size": tokens}

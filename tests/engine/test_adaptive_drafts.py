@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_suite.lossless import any_sizes
-from tests.engine.conftest import CHAIN, Result, eagle3, moa, tree
+from tests.engine.conftest import CHAIN, Result, any_sizes, eagle3, moa, tree
 from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
 from tests.engine.test_swift import swift
@@ -48,6 +47,22 @@ def test_any_sizes_one_after_another_give_the_tokens_of_plain_decoding(
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
     depths = 2 if "tree_depth" in any_sizes(llm)["speculative_config"] else 0
     assert len([depth for depth, count in result["depths"].items() if count > 10]) >= depths
+
+
+@pytest.mark.parametrize(
+    "llm", [TREE, pytest.param(any_sizes(moa(24, 4)), marks=pytest.mark.extended)], ids=["griffin", "moa"]
+)
+def test_replays_that_end_at_several_depths_draft_what_passes_without_graphs_do(
+    engines: Engines, plain: Result, llm: dict[str, Any]
+) -> None:
+    """What CUDA graphs would replay is recorded, in pieces, padded as they are."""
+    result = engines(llm, graphs=[2, 5, 8], keep_async=True, sabotage="draw_sizes")
+    assert differing(result, plain) == []
+    assert set(result["replays"]) == {2, 5, 8}
+    assert len([depth for depth, count in result["depths"].items() if count > 10]) >= 2
+    eager = engines(llm, keep_async=True, sabotage="draw_sizes")["counters"]
+    for counter in ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens"):
+        assert result["counters"][counter] == pytest.approx(eager[counter], rel=0.02)
 
 
 @pytest.mark.parametrize(

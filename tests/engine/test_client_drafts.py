@@ -13,8 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.gpu_suite.lossless import any_sizes
-from tests.engine.conftest import ROOMY, ROUND, TIGHT_FOR_TREES, Result, moa, run_apart
+from tests.engine.conftest import ROOMY, ROUND, TIGHT_FOR_TREES, Result, any_sizes, moa, run_apart
 from tests.engine.test_lossless import FEW, differing
 from tests.engine.workload import MOA, TARGET
 from tests.unit.test_client_bundle import paths

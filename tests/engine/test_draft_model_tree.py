@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from benchmarks.fewer_layers import write_without_layers
-from tests.engine.conftest import ROUND, TIGHT_FOR_TREES, Result, of_method
+from tests.engine.conftest import ROUND, TIGHT_FOR_TREES, Result, any_sizes, of_method
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.test_serving_model import Pass
 from tests.engine.test_trees import truncated
@@ -80,6 +80,13 @@ def test_chains_and_trees_by_load_give_the_tokens_of_plain_decoding(
     result = engines(trees(drafter, 59, 10, **by_load) if schedule else trees(drafter, DRAFTS, 1), keep_async=True)
     assert differing(result, plain) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 40
+
+
+@pytest.mark.extended
+def test_any_sizes_and_depths_give_the_tokens_of_plain_decoding(engines: Engines, plain: Result, drafter: Path) -> None:
+    result = engines(any_sizes(trees(drafter, 24, 4)), keep_async=True, sabotage="draw_sizes")
+    assert differing(result, plain) == []
+    assert len([depth for depth, count in result["depths"].items() if count > 10]) >= 2
 
 
 @pytest.mark.extended

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from tests.engine.conftest import Result, of_method
+from tests.engine.conftest import Result, any_sizes, of_method
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.test_serving_model import Pass
 from tests.engine.test_tree_drafting import REQUEST, Drafter, Replay, accepted, drafts, record
@@ -94,6 +94,13 @@ def test_drafts_give_the_tokens_of_plain_decoding(engines: Engines, mimo: Path, 
     assert differing(result, engines({"model": str(mimo)})) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 0
     assert result["sizes"][str(nodes)] > 60
+
+
+@pytest.mark.extended
+def test_any_sizes_and_depths_give_the_tokens_of_plain_decoding(engines: Engines, mimo: Path) -> None:
+    result = engines(any_sizes(trees(mimo)), keep_async=True, sabotage="draw_sizes")
+    assert differing(result, engines({"model": str(mimo)})) == []
+    assert len([depth for depth, count in result["depths"].items() if count > 10]) >= 2
 
 
 @pytest.mark.extended
