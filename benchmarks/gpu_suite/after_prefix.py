@@ -102,7 +102,7 @@ def attend_to_nodes(
         *rows.block_table.stride(), *rows.visible.stride(), *out.stride(), *lse.stride(),
         rows.num_nodes, min(rows.max_seq_len, rows.block_table.shape[1] * page_size),
         # The softmax is one of powers of 2; a capped score is cap * tanh(score / cap).
-        scale / soft_cap if soft_cap else scale * LOG2_E, soft_cap * LOG2_E, LOG2_E,
+        scale / soft_cap if soft_cap else scale * LOG2_E.value, soft_cap * LOG2_E.value, LOG2_E.value,
         GROUPS=groups, HEAD_SIZE=head_size, PAGE_SIZE=page_size, SOFT_CAP=soft_cap > 0,
         BLOCK_M=BLOCK_M, BLOCK_T=BLOCK_T, BLOCK_D=triton.next_power_of_2(head_size), num_warps=4, num_stages=1,
     )  # fmt: skip

@@ -6,6 +6,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,7 @@ def attend(
     cache: torch.dtype | None = None,
     soft_cap: float = 0.0,
     sliding_window: int = 0,
+    sinks: bool = False,
 ) -> None:
     queries, both, rows = usual(head_size, dtype, query, cache)
     keys, values = both.chunk(2, dim=-1)
@@ -55,7 +57,8 @@ def attend(
     scales = {"q_scale": factor if queries.itemsize == 1 else None, "k_scale": factor, "v_scale": factor}
     out = torch.zeros_like(queries, dtype=torch.bfloat16 if queries.itemsize == 1 else dtype)
     launch = launch_for(queries, keys, rows, PROCESSORS[capability])._replace(runs=runs)
-    options = {"scale": 0.1, "soft_cap": soft_cap, "sliding_window": sliding_window}
+    options: dict[str, Any] = {"scale": 0.1, "soft_cap": soft_cap, "sliding_window": sliding_window}
+    options["sinks"] = torch.zeros(queries.shape[1], dtype=dtype) if sinks else None
     kernel.tree_attention(queries, keys, values, rows, out, launch=launch, **options, **scales)
 
 
@@ -77,6 +80,10 @@ def compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[int], No
         ),
         pytest.param(lambda gpu: attend(gpu, 256, torch.bfloat16, 128, runs=3), id="256-bf16-128-nodes"),
         pytest.param(lambda gpu: attend(gpu, 96, torch.bfloat16, 60, runs=1, sliding_window=4096), id="96-windowed"),
+        pytest.param(
+            lambda gpu: attend(gpu, 64, torch.bfloat16, 60, sliding_window=128, sinks=True), id="64-windowed-sinks"
+        ),
+        pytest.param(lambda gpu: attend(gpu, 128, torch.float16, 4, soft_cap=30.0, sinks=True), id="128-capped-sinks"),
     ],
 )
 def test_tree_attention_compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[int], None]) -> None:
@@ -152,6 +159,16 @@ def test_keys_and_values_are_fetched_two_tiles_ahead(compiled: tuple[int, Launch
     assert (stages, waits, buffers) == (3, 2, 3 if in_memory else 2)
 
 
+def test_sinks_change_nothing_about_what_is_fetched_ahead(compiled: tuple[int, Launched]) -> None:
+    capability, launched = compiled
+    found = []
+    for sinks in (False, True):
+        attend(capability, 64, torch.bfloat16, 60, sinks=sinks)
+        found.append(fetched_ahead(launched[0][1].asm["ttgir"]))
+        launched.clear()
+    assert found[0] == found[1]
+
+
 def test_float8_caches_are_fetched_ahead_too(compiled: tuple[int, Launched]) -> None:
     capability, launched = compiled
     if capability < 89:
@@ -173,23 +190,24 @@ def loops(machine_code: str, product: str) -> list[list[str]]:
 
 
 HOPPER_SHAPES = [
-    (128, 60, 0),
-    (128, 16, 0),
-    (128, 60, 4096),
-    *(pytest.param(*shape, marks=pytest.mark.extended) for shape in ((64, 60, 0), (128, 32, 0), (256, 60, 0))),
+    (128, 60, 0, False),
+    (128, 16, 0, False),
+    (128, 60, 4096, False),
+    (64, 60, 128, True),
+    *(pytest.param(*shape, False, marks=pytest.mark.extended) for shape in ((64, 60, 0), (128, 32, 0), (256, 60, 0))),
 ]
 
 
-@pytest.mark.parametrize(("head_size", "rows", "window"), HOPPER_SHAPES)
+@pytest.mark.parametrize(("head_size", "rows", "window", "sinks"), HOPPER_SHAPES)
 def test_products_on_a_hopper_gpu_do_not_wait_for_each_other(
-    compiled: tuple[int, Launched], head_size: int, rows: int, window: int, tmp_path: Path
+    compiled: tuple[int, Launched], head_size: int, rows: int, window: int, sinks: bool, tmp_path: Path
 ) -> None:
     """Its matrix units work on their own until they are waited for, which some ways of writing the loops cause ptxas to
     do after each instruction."""
     capability, launched = compiled
     if capability != 90:
         pytest.skip("other GPUs' matrix instructions are waited for by their results")
-    attend(capability, head_size, torch.bfloat16, rows, sliding_window=window)
+    attend(capability, head_size, torch.bfloat16, rows, sliding_window=window, sinks=sinks)
     machine_code = dumped(launched[0][1], "-sass", tmp_path)
     bodies = loops(machine_code, "HGMMA")
     assert len(bodies) == 3

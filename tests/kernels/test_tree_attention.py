@@ -42,7 +42,7 @@ class Case:
         self.implementation(self.query, self.keys, self.values, self.rows, out, **arguments)
         return out.cpu()
 
-    def expected(self, soft_cap: float = 0.0, sliding_window: int = 0) -> Tensor:
+    def expected(self, soft_cap: float = 0.0, sliding_window: int = 0, sinks: Tensor | None = None) -> Tensor:
         """One row and one head at a time; rows after ``num_rows`` keep what they held."""
         out = torch.full(self.query.shape, 7.0, dtype=torch.float64)
         heads, kv_heads, page_size = self.query.shape[1], *self.keys.shape[1:3]
@@ -69,7 +69,10 @@ class Case:
                     scores = keys[pages, shared, places] @ query * SCALE
                     if soft_cap:
                         scores = soft_cap * torch.tanh(scores / soft_cap)
-                    out[starts[request] + row, head] = scores.softmax(0) @ values[pages, shared, places]
+                    if sinks is not None:
+                        scores = torch.cat((scores, sinks[head].cpu().double()[None]))
+                    weights = scores.softmax(0)[: len(slots)]
+                    out[starts[request] + row, head] = weights @ values[pages, shared, places]
         return out
 
 

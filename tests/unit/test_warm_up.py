@@ -86,13 +86,14 @@ def test_no_step_needs_a_variant_that_was_not_compiled(
     assert len(needed) > 5
 
 
-def test_layers_of_other_sizes_and_windows_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_other_sizes_and_windows_and_with_sinks_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_up, "variant", lambda *rows: "the same")
     trees = TreeStates(SHAPE, 2, 64, torch.device("cpu"))
-    layers = [Layer(4, 2, 64), Layer(4, 2, 64), Layer(4, 2, 64, window=32), Layer(8, 2, 64)]
+    layers = [Layer(4, 2, 64), Layer(4, 2, 64), Layer(4, 2, 64, window=32), Layer(8, 2, 64), Layer(4, 2, 64)]
+    layers[-1].impl.sinks = torch.zeros(4)
     table = torch.zeros(2, 4, dtype=torch.int32)
     warm_up.compile_attention(trees, [layers, []], [table, table], [59] * 3, 64, torch.bfloat16)
-    assert [len(layer.ran) for layer in layers] == [1, 0, 1, 1]
+    assert [len(layer.ran) for layer in layers] == [1, 0, 1, 1, 1]
 
 
 def test_queries_are_those_that_a_layer_hands_to_its_implementation(monkeypatch: pytest.MonkeyPatch) -> None:

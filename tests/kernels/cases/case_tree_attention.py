@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from bodies import fill_new_memory
 from gpus import H100
+from test_attention_sinks import *  # noqa: F403
 from test_tree_attention import *  # noqa: F403
 from test_tree_attention import MIXED, Case, close, make
 
@@ -36,7 +37,9 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("implementation", [1, 2, 5, 33], indirect=True)
-@pytest.mark.parametrize("changes", [{}, {"soft_cap": 1.5, "sliding_window": 15}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"soft_cap": 1.5, "sliding_window": 15}, {"sinks": torch.linspace(-2, 4, 4), "sliding_window": 40}]
+)
 def test_any_number_of_runs_gives_the_same(changes: dict[str, Any]) -> None:
     """Also more than there are tiles, so that some have nothing to do."""
     close(make(**MIXED), **changes)

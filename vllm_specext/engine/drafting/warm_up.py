@@ -112,8 +112,9 @@ def compile_chains(speculator: TreeSpeculator, schedule: Sequence[Sequence[int]]
 
 def kind(layer: Any) -> Hashable:
     """Layers of the same kind share what is compiled."""
-    cache = layer.kv_cache
-    return layer.num_heads, cache.shape[1:], cache.stride(), getattr(layer.impl, "sliding_window", None)
+    cache, impl = layer.kv_cache, layer.impl
+    sinks = getattr(getattr(impl, "sinks", None), "dtype", None)
+    return layer.num_heads, cache.shape[1:], cache.stride(), getattr(impl, "sliding_window", None), sinks
 
 
 def shapes(trees: TreeStates, table: Tensor, most: Sequence[int], max_model_len: int) -> Iterator[TreeRows]:

@@ -18,7 +18,7 @@ constexpr int FEW = 64;          // rows for which copying a tile does not pay
 constexpr float NONE = -INFINITY;
 
 struct Problem {
-  Tensor query, keys, values, table, starts, prefixes, visible, out;
+  Tensor query, keys, values, table, starts, prefixes, visible, out, sinks;  // one for each head, or none at all
   int64_t num_rows, widest, nodes, longest;
   float scale, soft_cap;
   int64_t window;
@@ -161,19 +161,25 @@ class Attention {
     queries.resize(total * size);
     sums.assign(total * padded, 0.0f);
     top.assign(total, NONE);
-    weight.assign(total, 0.0f);
+    weight.assign(total, p.sinks.sizes[0] ? 1.0f : 0.0f);
     scores.resize(BLOCK * TILE);
     nothing.assign(padded, 0.0f);
     int64_t bytes = bytes_of(p.query.type);
     for (int64_t i = 0; i < total; i++) {
       widen(row_of(p.query, i, bytes), p.query.type, 1, size, &queries[i * size]);
       for (int64_t d = 0; d < size; d++) queries[i * size + d] *= p.scale;
+      // As if every row had seen a slot with this score and a value of zeros.
+      if (p.sinks.sizes[0]) widen(sink_of(i), p.sinks.type, 1, 1, &top[i]);
     }
   }
 
   char* row_of(const Tensor& tensor, int64_t i, int64_t bytes) const {
     int64_t row = p.starts.integer(request) + begin + i % rows;
     return tensor.data + (row * tensor.strides[0] + (head * groups + i / rows) * tensor.strides[1]) * bytes;
+  }
+
+  const char* sink_of(int64_t i) const {
+    return p.sinks.data + (head * groups + i / rows) * p.sinks.strides[0] * bytes_of(p.sinks.type);
   }
 
   char* slot_of(const Tensor& cache, int64_t slot) const {
@@ -343,7 +349,8 @@ thread_local std::vector<Spoilt> Attention::spoilt;
 extern "C" int64_t tree_attention(const int64_t* words) {
   Arguments next(words);
   Problem p;
-  for (Tensor* tensor : {&p.query, &p.keys, &p.values, &p.table, &p.starts, &p.prefixes, &p.visible, &p.out})
+  for (Tensor* tensor : {&p.query, &p.keys, &p.values, &p.table, &p.starts, &p.prefixes, &p.visible, &p.out,
+                         &p.sinks})
     *tensor = next.tensor();
   for (int64_t* number : {&p.num_rows, &p.widest, &p.nodes, &p.longest}) *number = next.integer();
   p.scale = next.number(), p.soft_cap = next.number(), p.window = next.integer();

@@ -46,6 +46,7 @@ def tree_attention(
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Write the attention of the first ``rows.num_rows`` rows of ``query`` to ``out``, both ``[T, Hq, D]``.
 
@@ -56,18 +57,22 @@ def tree_attention(
 
     Keys and values may be float8, and the query with them, which are then multiplied by ``q_scale``, ``k_scale`` and
     ``v_scale``: float32 on the device, one number or ``[Hkv]``.
+
+    ``sinks`` ``[Hq]``, of any floating-point type: for each head the score of one more slot, which every row sees and
+    which has a value of zeros, as in vLLM's backends. Neither ``scale`` nor ``soft_cap`` changes it.
     """
     layer: LayerArguments = {"scale": scale, "soft_cap": soft_cap, "sliding_window": sliding_window}
+    unscaled = q_scale is k_scale is v_scale is None
     scales: Scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     if query.is_cuda and HAS_TRITON:
         from vllm_specext.kernels.tree_attention import kernel  # a CPU has no use for Triton, nor time to import it
 
         launch = tiles.launch_for(query, key_cache, rows, tiles.Processors.of(query.device))
-        kernel.tree_attention(query, key_cache, value_cache, rows, out, **layer, **scales, launch=launch)
-    elif q_scale is k_scale is v_scale is None and native.takes(query, key_cache, value_cache, rows, out):
-        native.tree_attention(query, key_cache, value_cache, rows, out, **layer)
+        kernel.tree_attention(query, key_cache, value_cache, rows, out, **layer, **scales, sinks=sinks, launch=launch)
+    elif unscaled and native.takes(query, key_cache, value_cache, rows, out, sinks):
+        native.tree_attention(query, key_cache, value_cache, rows, out, **layer, sinks=sinks)
     else:
-        naive.tree_attention(query, key_cache, value_cache, rows.plan, out, **layer, **scales)
+        naive.tree_attention(query, key_cache, value_cache, rows.plan, out, **layer, **scales, sinks=sinks)
 
 
 def variant(query: Tensor, key_cache: Tensor, rows: TreeRows) -> Hashable:

@@ -40,7 +40,7 @@ from vllm_specext.kernels.tree_attention.tiles import (
     row_tiles,
 )
 
-LOG2_E = math.log2(math.e)
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
@@ -146,13 +146,13 @@ def _attend(
 @triton.jit(do_not_specialize=["num_nodes", "max_slots", "max_rows", "requests", "runs", "at_once"])
 def _tree_attention_kernel(
     query_ptr, key_ptr, value_ptr, table_ptr, start_ptr, prefix_ptr, visible_ptr, out_ptr,
-    partial_ptr, lse_ptr, counts_ptr, query_scale_ptr, key_scale_ptr, value_scale_ptr,
+    partial_ptr, lse_ptr, counts_ptr, query_scale_ptr, key_scale_ptr, value_scale_ptr, sink_ptr,
     stride_query_row, stride_query_head, stride_query_dim,
     stride_key_page, stride_key_head, stride_key_slot, stride_key_dim,
     stride_value_page, stride_value_head, stride_value_slot, stride_value_dim,
     stride_table_request, stride_table, stride_visible_request, stride_visible_row, stride_visible_word,
     stride_out_row, stride_out_head, stride_out_dim,
-    stride_query_scale, stride_key_scale, stride_value_scale,
+    stride_query_scale, stride_key_scale, stride_value_scale, stride_sink,
     num_nodes, max_slots, max_rows, requests, runs, at_once, scale, soft_cap,
     KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, MIN_RUN: tl.constexpr, MAX_SPLITS: tl.constexpr,
@@ -220,6 +220,12 @@ def _tree_attention_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if sink_ptr is not None:
+        # As if the request's first run had seen a slot with this score and a value of zeros.
+        counted = own & (run == first_run)
+        sink = tl.load(sink_ptr + head * stride_sink, mask=counted, other=float("-inf")).to(tl.float32)
+        top = sink * LOG2_E if SOFT_CAP else sink * LOG2_E / scale
+        total = counted.to(tl.float32)
     column = tl.arange(0, BLOCK_N)
     # Most tiles of the prefix are seen by all rows from end to end, and need no mask. Those before are at the window's
     # edge, which no row has more than the nodes away from that of the root; the last one comes after.
@@ -336,6 +342,7 @@ def tree_attention(
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     heads, head_size = query.shape[1:]
     kv_heads, page_size = key_cache.shape[1:3]
@@ -348,16 +355,17 @@ def tree_attention(
         partial = query.new_empty(most_runs, rows.max_query_len, heads, head_size, dtype=torch.float32)
         lse = query.new_empty(most_runs, rows.max_query_len, heads, dtype=torch.float32)
     scales = [x if x is None else x.expand(kv_heads) for x in (q_scale, k_scale, v_scale)]
+    by_head = [*scales, sinks]
     groups, block_d = heads // kv_heads, triton.next_power_of_2(head_size)
     _tree_attention_kernel[row_tiles(rows.max_query_len * groups, tile), kv_heads, most_runs](
         query, key_cache, value_cache, rows.block_table, rows.query_start_loc, rows.prefix_lens, rows.visible,
-        out, partial, lse, counts, *scales, *query.stride(), *key_cache.stride(), *value_cache.stride(),
+        out, partial, lse, counts, *by_head, *query.stride(), *key_cache.stride(), *value_cache.stride(),
         *rows.block_table.stride(), *rows.visible.stride(), *out.stride(),
-        *(0 if x is None else x.stride(0) for x in scales),
+        *(0 if x is None else x.stride(0) for x in by_head),
         rows.num_nodes, min(rows.max_seq_len, rows.block_table.shape[1] * page_size), rows.max_query_len,
         requests, runs, launch.at_once,
         # The softmax is one of powers of 2; a capped score is cap * tanh(score / cap).
-        scale / soft_cap if soft_cap else scale * LOG2_E, soft_cap * LOG2_E,
+        scale / soft_cap if soft_cap else scale * LOG2_E.value, soft_cap * LOG2_E.value,
         KV_HEADS=kv_heads, GROUPS=groups, HEAD_SIZE=head_size, PAGE_SIZE=page_size,
         WINDOW=sliding_window, SOFT_CAP=soft_cap > 0, SPLIT=runs > 1, MIN_RUN=MIN_RUN, MAX_SPLITS=MAX_SPLITS,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_T=min(tile.block_n, 32), BLOCK_D=block_d, BLOCK_R=block_r,

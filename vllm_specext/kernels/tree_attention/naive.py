@@ -125,6 +125,7 @@ def tree_attention(
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     kv_heads, page_size = key_cache.shape[1:3]
     groups, width = query.shape[1] // kv_heads, plan.padded.shape[1]
@@ -133,14 +134,19 @@ def tree_attention(
     keys, values = (_gathered(cache, slots.page, head, slots.place) for cache in (key_cache, value_cache))
     # The heads that share keys become rows of one head, so that keys and values are not copied for each.
     queries = query[plan.padded].unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    if soft_cap or keys.dtype.itemsize == 1:
+    if soft_cap or keys.dtype.itemsize == 1 or sinks is not None:
         scores = (queries.float() @ keys.float().transpose(2, 3)) * scale
         for factor in (q_scale, k_scale):
             if factor is not None:
                 scores *= factor.view(-1, 1, 1)
         if soft_cap:
             scores = soft_cap * torch.tanh(scores / soft_cap)
-        attended = scores.masked_fill(~slots.visible, -torch.inf).softmax(dim=-1) @ values.float()
+        scores = scores.masked_fill(~slots.visible, -torch.inf)
+        if sinks is not None:
+            sink = sinks.float().view(1, kv_heads, groups).repeat_interleave(width, dim=2)[..., None]
+            scores = torch.cat((scores, sink.expand(len(scores), -1, -1, -1)), dim=-1)
+        weights = scores.softmax(dim=-1)[..., : slots.visible.shape[-1]]
+        attended = weights @ values.float()
         if v_scale is not None:
             attended *= v_scale.view(-1, 1, 1)
     else:
