@@ -122,6 +122,8 @@ RELEASED = (
     *foreign("Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"),
     eagle3("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3"),
     eagle3("google/gemma-4-12B-it", "deepseek-ai/eagle3_gemma4_12b_ttt7"),
+    eagle3("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
+    eagle3("openai/gpt-oss-120b", "nvidia/gpt-oss-120b-Eagle3-v3"),
     eagle3("mistralai/Mistral-Small-24B-Instruct-2501", "cvalgian/EAGLE3-Mistral-Small-24B-Instruct-2501"),
     eagle("mistralai/Mixtral-8x7B-Instruct-v0.1", "yuhuili/EAGLE-mixtral-instruct-8x7B"),
     Released("XiaomiMiMo/MiMo-7B-RL", "mtp-tree", ()),
@@ -137,5 +139,6 @@ IN_SHORT = (
     "Qwen/Qwen3-14B",
     "Qwen/Qwen3-32B",
     "google/gemma-4-31B-it",
+    "openai/gpt-oss-20b",
 )
 """Targets that the README shows."""

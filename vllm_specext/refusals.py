@@ -61,6 +61,15 @@ LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwe
 alone."""
 
 
+FLOAT8_CACHES = ("fp8", "fp8_e4m3")
+"""Types of keys and values in float8 that tree attention reads. vLLM takes both for E4M3."""
+
+
+def is_quantised(kv_cache_dtype: str) -> bool:
+    """Whether keys and values lie in the cache as other numbers than the model computes."""
+    return kv_cache_dtype not in ("auto", "bfloat16", "float16")
+
+
 def _adapts_lm_head(modules: list[str] | None) -> bool:
     """Whether adapters of ``modules`` may reach the target's output layer. Without a list they reach every module."""
     return modules is None or any(module.rpartition(".")[2] == "lm_head" for module in modules)
@@ -71,13 +80,13 @@ def _for_readers_of_the_target(reason: str) -> dict[Reads, str]:
     return dict.fromkeys(readers, reason)
 
 
-def _for_readers_of_hidden_states(reason: str) -> dict[Reads, str]:
-    return dict.fromkeys((Reads.HIDDEN_STATES, Reads.AUXILIARY_STATES), reason)
-
-
 def _for_readers_of_the_cache(reason: str) -> dict[Reads, str]:
     return dict.fromkeys((Reads.KEYS_AND_VALUES, Reads.LAYERS), reason)
 
+
+_QUANTISED_UNREAD = _for_readers_of_the_cache(
+    "the drafter reads the target's keys and values as they lie in the cache, and not quantised ones"
+)
 
 FEATURES: tuple[Feature, ...] = (
     Feature(
@@ -238,15 +247,17 @@ FEATURES: tuple[Feature, ...] = (
         reasons=_for_readers_of_the_target("nodes are placed by their depth on a single axis"),
     ),
     Feature(
+        "float8_cache",
+        "--kv-cache-dtype fp8 or fp8_e4m3",
+        lambda launch: launch.kv_cache_dtype in FLOAT8_CACHES,
+        reasons=_QUANTISED_UNREAD,
+    ),
+    Feature(
         "quantised_cache",
-        "--kv-cache-dtype other than auto, bfloat16 or float16",
-        lambda launch: launch.kv_cache_dtype not in ("auto", "bfloat16", "float16"),
-        reasons={
-            **_for_readers_of_hidden_states("draft trees over a quantised cache have not been run on the engine yet"),
-            **_for_readers_of_the_cache(
-                "the drafter reads the target's keys and values as they lie in the cache, and not quantised ones"
-            ),
-        },
+        "--kv-cache-dtype other than auto, bfloat16, float16, fp8 or fp8_e4m3",
+        lambda launch: is_quantised(launch.kv_cache_dtype) and launch.kv_cache_dtype not in FLOAT8_CACHES,
+        "tree attention does not read keys and values of such a type",
+        _QUANTISED_UNREAD,
     ),
     Feature(
         "sliding_window",

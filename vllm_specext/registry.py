@@ -50,12 +50,12 @@ class Method:
 
 
 COMMON = frozenset({"tensor_parallel", "data_parallel", "multimodal", "prompt_embeds"})
-OVER_HIDDEN_STATES = COMMON | {"skip_tokenizer_init", "lora", "ec_connector", "sliding_window"}
+OVER_HIDDEN_STATES = COMMON | {"skip_tokenizer_init", "lora", "ec_connector", "sliding_window", "float8_cache"}
 OVER_HIDDEN_STATES_AS_CHAINS = frozenset({"data_parallel_moe", "mrope", "quantised_cache"})
 ANY_LANGUAGE_MODEL = Declaration(
     reads=Reads.TEXT,
     keeps=Keeps.APART,
-    bears=COMMON | {"data_parallel_moe", "lora", "ec_connector", "mla", "mrope", "quantised_cache", "sliding_window"},
+    bears=OVER_HIDDEN_STATES - {"skip_tokenizer_init"} | {"data_parallel_moe", "mla", "mrope", "quantised_cache"},
 )
 """The declaration of methods that read only the text that the target wrote."""
 
@@ -114,7 +114,7 @@ METHODS: dict[str, Method] = {
             summary="trees of vLLM's DFlash drafters, which draft a block of tokens in one pass (arXiv 2602.06036)",
             options=DFlashTreeOptions,
             declares=Declaration(
-                reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS, bears=frozenset({"tensor_parallel"})
+                reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS, bears=OVER_HIDDEN_STATES
             ),
             preparation="vllm_specext.methods.block.prepare:prepare",
             check="vllm_specext.methods.stock.prepare:check",
@@ -124,7 +124,9 @@ METHODS: dict[str, Method] = {
             name="dspark-tree",
             summary="trees of vLLM's DSpark drafters, a block in one pass and a Markov head (DeepSeek, 2026)",
             options=DSparkTreeOptions,
-            declares=Declaration(reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS),
+            declares=Declaration(
+                reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS, bears=OVER_HIDDEN_STATES
+            ),
             preparation="vllm_specext.methods.block.prepare:prepare",
             check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.block.speculator:dspark",
@@ -134,7 +136,9 @@ METHODS: dict[str, Method] = {
             summary="trees of a small language model with the target's tokenizer, for which vLLM drafts chains",
             options=DraftModelTreeOptions,
             declares=Declaration(
-                reads=Reads.TEXT, keeps=Keeps.BESIDE_THE_TARGETS, bears=frozenset({"tensor_parallel"})
+                reads=Reads.TEXT,
+                keeps=Keeps.BESIDE_THE_TARGETS,
+                bears=OVER_HIDDEN_STATES - {"skip_tokenizer_init"},
             ),
             preparation="vllm_specext.methods.language_model.prepare:prepare",
             check="vllm_specext.methods.language_model.prepare:check",
@@ -144,7 +148,12 @@ METHODS: dict[str, Method] = {
             name="mtp-tree",
             summary="trees of the target's own multi-token prediction module, with which vLLM drafts chains (MiMo)",
             options=MtpTreeOptions,
-            declares=Declaration(reads=Reads.HIDDEN_STATES, keeps=Keeps.BESIDE_THE_TARGETS, last_block_stale=True),
+            declares=Declaration(
+                reads=Reads.HIDDEN_STATES,
+                keeps=Keeps.BESIDE_THE_TARGETS,
+                bears=OVER_HIDDEN_STATES - {"multimodal", "ec_connector"},
+                last_block_stale=True,
+            ),
             preparation="vllm_specext.methods.mtp.prepare:prepare",
             check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.eagle.speculator:eagle",
@@ -209,7 +218,7 @@ METHODS: dict[str, Method] = {
             declares=Declaration(
                 reads=Reads.GIVEN,
                 keeps=Keeps.NOWHERE,
-                bears=frozenset({"tensor_parallel", "lora", "prompt_embeds"}),
+                bears=OVER_HIDDEN_STATES,
             ),
             preparation="vllm_specext.methods.given.prepare:prepare",
             speculator="vllm_specext.methods.given.speculator:GivenSpeculator",

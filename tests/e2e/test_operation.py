@@ -12,7 +12,8 @@ from openai import APIStatusError, OpenAI
 from tests.e2e.conftest import KEY, Client
 from tests.e2e.test_openai_client import complete
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.measure.bundled import GRIFFIN_CHAIN, GRIFFIN_TREE
+from vllm_specext.measure.bundled import ALWAYS as ALWAYS_DRAFTING
+from vllm_specext.measure.bundled import DFLASH_TREE, GRIFFIN_CHAIN, GRIFFIN_TREE, TARGET
 from vllm_specext.measure.server import HOST, Server, speculation
 from vllm_specext.remote.device.socket import address, connecting
 
@@ -38,6 +39,13 @@ ALWAYS = {
     "Drafted tokens by number of running requests": r".*\d+.*",
     "Verification": "the target's own sampler",
     "CUDA graphs of drafts": "none",
+}
+TWICE: dict[str, dict[str, Any]] = {
+    "chain": GRIFFIN_CHAIN,
+    "tree": GRIFFIN_TREE,
+    "dflash": DFLASH_TREE,
+    "draft-model": GRIFFIN_TREE | {"method": "draft-model-tree", "model": str(TARGET)},
+    "given": ALWAYS_DRAFTING | {"method": "given", "use_prompt": True, "match_tokens": 1},
 }
 PROMPT = "def unmistakable_prompt_of_a_client():"
 
@@ -81,7 +89,7 @@ def test_neither_prompts_nor_answers_nor_keys_are_logged(served: Server) -> None
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("speculative", [GRIFFIN_CHAIN, GRIFFIN_TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("speculative", TWICE.values(), ids=TWICE)
 def test_two_data_parallel_engines_give_the_stock_servers_tokens(
     logs: Path, speculative: dict[str, Any], client: Client, without: OpenAI, prompts: list[str]
 ) -> None:

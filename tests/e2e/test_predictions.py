@@ -196,3 +196,21 @@ def test_a_server_with_draft_trees_reads_predictions_too(logs: Path, client: Cli
     accepted, _ = counted(same.usage)
     assert accepted > 0.8 * same.usage.completion_tokens
     assert 0 < verifications < alone / 2
+
+
+@pytest.mark.extended
+def test_a_server_without_a_tokenizer_reads_token_ids_alone(logs: Path, client: Client) -> None:
+    with Server(logs / "given-ids.log", GIVEN, arguments=("--skip-tokenizer-init",)) as server:
+        openai = client(server.start())
+        asked = SETTINGS | {"prompt": [277, 306, 511, 82]}
+
+        def ids(**extra: Any) -> list[int]:
+            body = {"return_token_ids": True, "detokenize": False} | extra
+            return openai.completions.create(**asked, extra_body=body).choices[0].token_ids
+
+        answer = ids()
+        before = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+        assert ids(vllm_xargs={"prediction_token_ids": answer}) == answer
+        assert server.metric("vllm:spec_decode_num_accepted_tokens_total") - before > 40
+        with pytest.raises(BadRequestError, match="cannot read; give its token ids as 'prediction_token_ids'"):
+            ids(prediction=predicted("some text"))

@@ -3,13 +3,14 @@
     python tests/engine/runner.py SPEC.json OUT.json
 
 ``SPEC``: ``llm`` (keyword arguments of ``vllm.LLM``), ``rounds`` (lists of ``{"ids": [...], "sampling": {...}}``, with
-the folder of a LoRA adapter as ``"lora"`` and what is to be embeddings as ``"embeds"``, see ``embeddings.py``, where
-wanted; one ``generate`` call each), ``sessions`` (of streaming input, see ``sessions.py``), ``keep_async`` (leave
-asynchronous scheduling as vLLM decided it, which its CPU platform then switches off), ``sabotage`` (name of a
-fault in ``faults.py``, for the negative controls), ``graphs`` (numbers of requests that the drafter's recorded graphs
-are for), ``record`` (file for the inputs and outputs of the drafter's forward passes), ``ray`` (number of ranks that
-Ray runs on this machine's cores), ``whole_sampler`` (no batch draws by one argmax) and ``every_pass`` (no pass is
-recorded, and no body is in C++) and ``measure_memory`` (run the models before there are caches).
+the folder of a LoRA adapter as ``"lora"``, what is to be embeddings as ``"embeds"``, see ``embeddings.py``, and sounds
+as ``"sounds"``, see ``sounds.py``, where wanted; one ``generate`` call each), ``sessions`` (of streaming input, see
+``sessions.py``), ``keep_async`` (leave asynchronous scheduling as vLLM decided it, which its CPU platform then switches
+off), ``sabotage`` (name of a fault in ``faults.py``, for the negative controls), ``graphs`` (numbers of requests that
+the drafter's recorded graphs are for), ``record`` (file for the inputs and outputs of the drafter's forward passes),
+``ray`` (number of ranks that Ray runs on this machine's cores), ``whole_sampler`` (no batch draws by one argmax) and
+``every_pass`` (no pass is recorded, and no body is in C++) and ``measure_memory`` (run the models before there are
+caches).
 ``OUT``: token ids per request, logprobs where asked, counters, the number of verifications by nodes, and by round how
 often one argmax was enough to draw for a batch, and what was learned from (``counting.py``).
 """
@@ -224,7 +225,7 @@ def main(spec_path: str, out_path: str) -> None:
         start_ray(spec["ray"], spec_path)
     from vllm import LLM
 
-    from tests.engine import sessions
+    from tests.engine import sessions, sounds
     from tests.engine.counting import depths, draws, learned
     from tests.engine.embeddings import prompt
     from vllm_specext.plugin import register
@@ -239,7 +240,7 @@ def main(spec_path: str, out_path: str) -> None:
     draws_by_round = []
     for requests in spec["rounds"]:
         draws.update(argmax=0, sampler=0)
-        prompts = [prompt(request) for request in requests]
+        prompts = [sounds.prompt(one["ids"], one["sounds"]) if "sounds" in one else prompt(one) for one in requests]
         params = [sampling_params(request["sampling"]) for request in requests]
         adapters = [adapter(request.get("lora")) for request in requests]
         for done in llm.generate(prompts, params, lora_request=adapters, use_tqdm=False):

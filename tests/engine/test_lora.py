@@ -13,8 +13,11 @@ import torch
 from safetensors.torch import save_file
 
 from tests.engine.conftest import CHAIN, ROUND, Result
+from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_given import GIVEN, predicting
-from tests.engine.workload import EAGLE3, TARGET
+from tests.engine.test_mtp_tree import mimo  # noqa: F401 - a fixture
+from tests.engine.test_mtp_tree import trees as mtp
+from tests.engine.workload import DFLASH, EAGLE3, TARGET
 
 Engines = Callable[..., Result]
 RANK = 8
@@ -28,6 +31,8 @@ TREE = CHAIN | {
     "num_speculative_tokens_per_batch_size": [[1, 8, 24]],
 }
 ASKED = ROUND[:24]
+OTHERS = {"eagle3-tree": (EAGLE3, 6), "dflash-tree": (DFLASH, 4), "draft-model-tree": (TARGET, 6)}
+"""With how many levels they draft."""
 
 
 def differing(one: Result, other: Result) -> set[int]:
@@ -39,7 +44,7 @@ def differing(one: Result, other: Result) -> set[int]:
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random adapter of the target's queries and values in PEFT's format, strong enough to change what it says."""
-    folder = tmp_path_factory.mktemp("adapter")
+    made = tmp_path_factory.mktemp("adapter")
     config = json.loads((TARGET / "config.json").read_text())
     width, head = config["hidden_size"], config["head_dim"]
     outputs = {"q_proj": config["num_attention_heads"] * head, "v_proj": config["num_key_value_heads"] * head}
@@ -50,10 +55,10 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
             name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
             tensors[f"{name}.lora_A.weight"] = torch.randn(RANK, width, generator=noise) / width**0.5
             tensors[f"{name}.lora_B.weight"] = torch.randn(size, RANK, generator=noise) / RANK**0.5 / 4
-    save_file(tensors, folder / "adapter_model.safetensors")
+    save_file(tensors, made / "adapter_model.safetensors")
     keys = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(keys | {"target_modules": MODULES}))
-    return folder
+    (made / "adapter_config.json").write_text(json.dumps(keys | {"target_modules": MODULES}))
+    return made
 
 
 def every_other(adapter: Path) -> list[list[dict[str, Any]]]:
@@ -62,8 +67,14 @@ def every_other(adapter: Path) -> list[list[dict[str, Any]]]:
 
 @pytest.mark.parametrize(
     "own",
-    [{}, pytest.param({"method": "eagle3-tree", "model": str(EAGLE3)}, marks=pytest.mark.extended)],
-    ids=["griffin", "eagle3"],
+    [
+        {},
+        *(
+            pytest.param({"method": method, "model": str(drafter), "tree_depth": depth}, marks=pytest.mark.extended)
+            for method, (drafter, depth) in OTHERS.items()
+        ),
+    ],
+    ids=["griffin", *OTHERS],
 )
 def test_trees_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(
     engines: Engines, adapter: Path, own: dict[str, Any]
@@ -74,6 +85,22 @@ def test_trees_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(
     assert trees["v2"]
     assert differing(trees, plain) == set()
     assert trees["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
+
+
+@pytest.mark.extended
+def test_made_drafters_draft_for_an_adapted_target(
+    engines: Engines,
+    adapter: Path,
+    folder: Path,  # noqa: F811
+    mimo: Path,  # noqa: F811
+) -> None:
+    """MiMo's target has the same layers, to which the adapter fits."""
+    result = engines(LORA | dspark(folder, 24, 4), rounds=every_other(adapter))
+    assert differing(result, engines(LORA, rounds=every_other(adapter))) == set()
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 10
+    result = engines(LORA | mtp(mimo), rounds=every_other(adapter))
+    assert differing(result, engines(LORA | {"model": str(mimo)}, rounds=every_other(adapter))) == set()
+    assert result["sizes"]["24"] > 60
 
 
 def test_predictions_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(engines: Engines, adapter: Path) -> None:

@@ -30,7 +30,11 @@ NODES, TOP_K, LEVELS = 24, 4, 6
 
 @pytest.fixture(scope="module")
 def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mimo")
+    return make_mimo(tmp_path_factory.mktemp("mimo"))
+
+
+def make_mimo(folder: Path, **keys: Any) -> Path:
+    """With these ``keys`` in its configuration."""
     for file in TARGET.iterdir():
         if file.suffix in (".json", ".jinja"):
             shutil.copy(file, folder)
@@ -75,7 +79,7 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "num_nextn_predict_layers": 1,
         "tie_word_embeddings": False,
     }
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | keys))
     return folder
 
 

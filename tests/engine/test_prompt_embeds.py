@@ -2,17 +2,21 @@
 of tokens. Methods that read the text draft nothing for them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.conftest import AGAIN, CHAIN, ROOMY, ROUND, TIGHT_FOR_TREES, Result, eagle3, moa, tree
+from tests.engine.conftest import AGAIN, CHAIN, ROOMY, ROUND, TIGHT_FOR_TREES, Result, eagle3, moa, of_method, tree
 from tests.engine.embeddings import ALL, OWN, SOME
+from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import differing
+from tests.engine.test_mtp_tree import mimo  # noqa: F401 - a fixture
+from tests.engine.test_mtp_tree import trees as mtp
 from tests.engine.test_swift import swift
-from tests.engine.workload import FOREIGN_BPE, GREEDY
+from tests.engine.workload import DFLASH, FOREIGN_BPE, GREEDY, TARGET
 
 Engines = Callable[..., Result]
 EMBEDS = {"enable_prompt_embeds": True}
@@ -44,9 +48,11 @@ def plain(engines: Engines) -> Result:
         pytest.param({"speculative_config": CHAIN}, False, 60, marks=pytest.mark.extended),
         pytest.param(eagle3(24, 4), True, 200, marks=pytest.mark.extended),
         pytest.param(moa(24, 4), True, 200, marks=pytest.mark.extended),
+        pytest.param(of_method("dflash-tree", DFLASH, 24, 4), True, 150, marks=pytest.mark.extended),
+        pytest.param(of_method("draft-model-tree", TARGET, 24, 4), True, 100, marks=pytest.mark.extended),
         pytest.param(swift(), False, 60, marks=pytest.mark.extended),
     ],
-    ids=["griffin", "griffin-tight", "griffin-chain", "eagle3", "moa", "swift"],
+    ids=["griffin", "griffin-tight", "griffin-chain", "eagle3", "moa", "dflash", "draft-model", "swift"],
 )
 def test_prompts_of_embeddings_have_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, llm: dict[str, Any], asynchronous: bool, least: int
@@ -57,6 +63,22 @@ def test_prompts_of_embeddings_have_the_tokens_of_plain_decoding(
     tight = "max_num_batched_tokens" in llm  # what was cached may have been given up
     assert result["counters"]["vllm:prefix_cache_hits"] > 0 or tight
     assert (result["counters"]["vllm:num_preemptions"] > 0) == tight
+
+
+@pytest.mark.extended
+def test_so_have_those_after_which_a_made_drafter_drafts(
+    engines: Engines,
+    plain: Result,
+    folder: Path,  # noqa: F811
+    mimo: Path,  # noqa: F811
+) -> None:
+    """Little of which is accepted."""
+    result = run(engines, dspark(folder, 24, 4), keep_async=True)
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 20
+    result = run(engines, mtp(mimo), keep_async=True)
+    assert differing(result, run(engines, {"model": str(mimo)})) == []
+    assert result["sizes"]["24"] > 60
 
 
 def test_predictions_are_drafted_after_prompts_of_embeddings(engines: Engines, plain: Result) -> None:

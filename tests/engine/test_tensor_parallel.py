@@ -7,15 +7,20 @@ ranks compare what they drafted and drew at every step.
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, of_method, small, tree
+from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import differing
+from tests.engine.test_mtp_tree import mimo  # noqa: F401 - a fixture
+from tests.engine.test_mtp_tree import trees as mtp
 from tests.engine.test_swift import swift
+from tests.engine.windows import windowed
 from tests.engine.workload import DFLASH, FOREIGN_BPE, FOREIGN_BYTES, TARGET
 from vllm_specext.engine.verification.rank_check import VARIABLE
 
@@ -79,6 +84,25 @@ def test_two_ranks_draft_the_same_blocks(two_ranks: Engines) -> None:
     """The drafter is made, so that hardly anything is accepted; the ranks compare what they draft."""
     result = two_ranks(of_method("dflash-tree", DFLASH, 24, 4))
     assert differing(result, two_ranks({})) == []
+    assert result["sizes"]["24"] > 50
+
+
+def test_two_ranks_share_the_sinks_of_heads(two_ranks: Engines, tmp_path_factory: pytest.TempPathFactory) -> None:
+    target = {"model": str(windowed(tmp_path_factory.mktemp("target"), sinks=True))}
+    result = two_ranks(tree(24, 4) | target)
+    assert differing(result, two_ranks(target)) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
+
+
+def test_two_ranks_draft_blocks_with_a_markov_head(two_ranks: Engines, folder: Path) -> None:  # noqa: F811
+    result = two_ranks(dspark(folder, 24, 4))
+    assert differing(result, two_ranks({})) == []
+    assert result["sizes"]["24"] > 50
+
+
+def test_two_ranks_draft_with_the_targets_own_module(two_ranks: Engines, mimo: Path) -> None:  # noqa: F811
+    result = two_ranks(mtp(mimo))
+    assert differing(result, two_ranks({"model": str(mimo)})) == []
     assert result["sizes"]["24"] > 50
 
 

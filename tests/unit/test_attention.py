@@ -39,10 +39,17 @@ def test_a_layer_whose_attention_is_cut_into_chunks_is_refused() -> None:
         wrap_target_layers([chunked], LEVELS)
 
 
+def test_a_layer_whose_cache_is_of_a_type_that_nothing_reads_is_refused() -> None:
+    """A drafter's may be of another type than the target's, which was looked at before."""
+    other = layer()
+    other.kv_cache_dtype = "fp8_e5m2"
+    with pytest.raises(ConfigurationError, match="keys and values of type fp8_e5m2"):
+        wrap_draft_layers([other], LEVELS)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"sinks": torch.zeros(1)}, "attention sinks"),
         ({"alibi_slopes": [0.5]}, "ALiBi"),
         ({"kv_sharing_target_layer_name": "model.layers.1.attn"}, "keys and values of another layer"),
         ({"sliding_window": (LEVELS - 1, 0)}, f"drafts of {LEVELS} levels, but at most {LEVELS - 1} fit"),
@@ -138,7 +145,19 @@ def test_a_layer_that_skips_quantisation_has_no_scales(monkeypatch: pytest.Monke
     wrapped = layer()
     wrap_draft_layers([wrapped], LEVELS)
     wrapped.impl.forward(wrapped, None, None, None, torch.zeros(1, 1, 16, 8), rows(1), None)
-    assert seen.keys() == {"scale", "soft_cap", "sliding_window"}
+    assert seen.keys() == {"scale", "soft_cap", "sliding_window", "sinks"}
+    assert seen["sinks"] is None
+
+
+def test_sinks_are_those_that_the_backend_has_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may convert them when they are loaded."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(attention, "tree_attention", lambda *args, **kwargs: seen.update(kwargs))
+    wrapped = layer(sinks=torch.zeros(1, dtype=torch.float16))
+    wrap_target_layers([wrapped], LEVELS)
+    wrapped.impl.sinks = converted = torch.zeros(1)
+    wrapped.impl.forward(wrapped, None, None, None, torch.zeros(1, 1, 16, 8), rows(1), None)
+    assert seen["sinks"] is converted
 
 
 def test_no_compiler_pass_may_ask_a_wrapped_layer_for_a_quantised_result() -> None:

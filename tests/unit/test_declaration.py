@@ -82,7 +82,7 @@ def test_a_key_that_is_given_twice_is_an_error(flag: str) -> None:
 
 
 def test_a_method_that_reads_predictions_is_refused_what_given_is_refused() -> None:
-    griffin = {"method": "griffin", "model": str(MODELS / "griffin"), "num_speculative_tokens": 24}
-    configuration(griffin, skip_tokenizer_init=True)
-    with pytest.raises(ConfigurationError, match=r"^method 'griffin with predictions' .*--skip-tokenizer-init"):
-        configuration(griffin | {"prediction_tokens": 8}, skip_tokenizer_init=True)
+    griffin = {"method": "griffin", "model": str(MODELS / "griffin"), "num_speculative_tokens": 4, "tree_top_k": 1}
+    configuration(griffin, kv_cache_dtype="fp8_e5m2")
+    with pytest.raises(ConfigurationError, match=r"^method 'griffin with predictions' .*--kv-cache-dtype"):
+        configuration(griffin | {"prediction_tokens": 8}, kv_cache_dtype="fp8_e5m2")

@@ -90,24 +90,15 @@ IN_THE_TARGET: list[tuple[dict[str, Any], str]] = [
     ({"is_moe": True, "data_parallel_size": 2}, "mixture-of-experts"),
 ]
 FOREIGN: list[tuple[dict[str, Any], str]] = [({"skip_tokenizer_init": True}, "--skip-tokenizer-init")]
-NEW: list[tuple[dict[str, Any], str]] = [
-    *IN_THE_TARGET[:-1],
-    ({"is_moe": True, "data_parallel_size": 2}, "--data-parallel-size"),
-    ({"skip_tokenizer_init": True}, "--skip-tokenizer-init"),
-    ({"enable_lora": True, "lora_target_modules": ["q_proj"]}, "--enable-lora"),
-    ({"ec_transfer_config": object()}, "--ec-transfer-config"),
-    ({"is_multimodal_model": True}, "multimodal"),
-    ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
-    ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
-    ({"sliding_window": 4096}, "sliding-window"),
-]
-"""What a method is refused that has been run on two ranks, and with nothing else yet."""
-ONE_RANK: list[tuple[dict[str, Any], str]] = [*NEW, ({"tensor_parallel_size": 2}, "--tensor-parallel-size")]
 UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "dflash-tree": NEW,
-    "dspark-tree": ONE_RANK,
-    "draft-model-tree": NEW,
-    "mtp-tree": ONE_RANK,
+    "dflash-tree": IN_THE_TARGET,
+    "dspark-tree": IN_THE_TARGET,
+    "draft-model-tree": IN_THE_TARGET + FOREIGN,
+    "mtp-tree": [
+        *IN_THE_TARGET,
+        ({"is_multimodal_model": True}, "multimodal"),
+        ({"ec_transfer_config": object()}, "--ec-transfer-config"),
+    ],
     "griffin": IN_THE_TARGET,
     "eagle3-tree": IN_THE_TARGET,
     "eagle-tree": IN_THE_TARGET,
@@ -116,11 +107,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
     ],
-    "given": [
-        (launch, name)
-        for launch, name in ONE_RANK
-        if not {"enable_lora", "enable_prompt_embeds", "tensor_parallel_size"} & launch.keys()
-    ],
+    "given": IN_THE_TARGET,
     "slem": FOREIGN,
     "tli": FOREIGN,
     "slrs": FOREIGN,
@@ -187,10 +174,21 @@ def test_a_cache_in_an_ordinary_data_type_holds_trees(method: str, dtype: str) -
     refuse(method, launch(kv_cache_dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", ["fp8", "fp8_e5m2", "fp8_inc", "int8_per_token_head", "turboquant_k8v4", "nvfp4"])
-def test_quantised_caches_hold_no_trees(dtype: str) -> None:
-    with pytest.raises(ConfigurationError, match="--kv-cache-dtype other than auto, bfloat16 or float16"):
+OTHERS = ("fp8_e5m2", "fp8_inc", "fp8_per_token_head", "int8_per_token_head", "turboquant_k8v4", "nvfp4")
+
+
+@pytest.mark.parametrize("dtype", OTHERS)
+def test_caches_of_other_types_hold_no_trees(dtype: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"other than auto, bfloat16, float16, fp8 or fp8_e4m3, .* chains"):
         refuse("griffin", launch(kv_cache_dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3"])
+def test_caches_in_float8_hold_trees_of_drafters_that_do_not_read_them(dtype: str) -> None:
+    readers = (Reads.KEYS_AND_VALUES, Reads.LAYERS)
+    for name, method in METHODS.items():
+        if method.declares.reads not in readers:
+            refuse(name, launch(kv_cache_dtype=dtype))
 
 
 @pytest.mark.parametrize("method", ["griffin", "moa"])
@@ -233,7 +231,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "sampling_mask": {"return_sampling_mask": True},
     "prompt_embeds": {"enable_prompt_embeds": True},
     "mrope": {"uses_mrope": True},
-    "quantised_cache": {"kv_cache_dtype": "fp8"},
+    "float8_cache": {"kv_cache_dtype": "fp8"},
+    "quantised_cache": {"kv_cache_dtype": "nvfp4"},
     "sliding_window": {"sliding_window": 4096},
 }
 """A launch that asks for each feature of the table."""

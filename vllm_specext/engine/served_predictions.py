@@ -35,6 +35,12 @@ async def take_prediction(serving: Any, request: Any) -> None:
 async def _tokens(serving: Any, text: str) -> list[int]:
     """The target's tokens of ``text``, which can be a whole answer. What cannot be one is not tokenised to its end."""
     most = serving.model_config.max_model_len
+    if serving.model_config.skip_tokenizer_init:
+        raise VLLMValidationError(
+            f"The prediction is a text, which a server with --skip-tokenizer-init cannot read; give its token ids as "
+            f"{PREDICTION!r} in 'vllm_xargs'.",
+            parameter="prediction",
+        )
     if len(text) > most * serving.renderer.get_tokenizer().max_chars_per_token:
         raise too_long(f"{len(text)} characters", most)
     cut = TokenizeParams(max_total_tokens=most + 1, truncate_prompt_tokens=most + 1, add_special_tokens=False)

@@ -21,11 +21,11 @@ from vllm.platforms import current_platform
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import LayerArguments, Scales, TreeRows, tree_attention
+from vllm_specext.refusals import FLOAT8_CACHES, is_quantised
 
 _ROWS = "vllm_specext_tree_rows"
 _WRAPPED = "vllm_specext_wrapped"
 _VERIFIES = "vllm_specext_verifies"
-FLOAT8 = ("fp8", "fp8_e4m3")
 WITH_BLOCK_TABLE = ("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 """Backends whose metadata name a request's pages as tree attention reads them."""
 
@@ -130,7 +130,7 @@ def _wrap(layer: Any, levels: int) -> None:
     impl = layer.impl
     stock = impl.forward
     arguments = _arguments(layer, levels)
-    quantised = layer.kv_cache_dtype in FLOAT8
+    quantised = layer.kv_cache_dtype in FLOAT8_CACHES
     # A result in float8 for the next layer, which a compiler pass may ask for, is not what tree attention writes.
     impl.fused_output_quant_supported = lambda quant_key: False
 
@@ -156,7 +156,8 @@ def _wrap(layer: Any, levels: int) -> None:
             float8 = current_platform.fp8_dtype()
             keys, values = keys.view(float8), values.view(float8)
         scales = _scales(layer, query) if quantised else Scales()
-        tree_attention(query, keys, values, rows, output, **arguments, **scales)
+        # The backend may keep another tensor of them from its first pass on.
+        tree_attention(query, keys, values, rows, output, **arguments, **scales, sinks=getattr(impl, "sinks", None))
         return output
 
     impl.forward = forward
@@ -170,12 +171,12 @@ def _scales(layer: Any, query: Tensor) -> Scales:
 
 def _arguments(layer: Any, levels: int) -> LayerArguments:
     """What tree attention needs to know about a layer. Raises ``ConfigurationError`` for what it cannot do."""
-    impl, name = layer.impl, layer.layer_name
+    impl, name, dtype = layer.impl, layer.layer_name, layer.kv_cache_dtype
     for feature, present in (
-        ("attention sinks", getattr(impl, "sinks", None) is not None),
         ("ALiBi", getattr(impl, "alibi_slopes", None) is not None),
         ("keys and values of another layer", getattr(impl, "kv_sharing_target_layer_name", None) is not None),
         # Its backend has the name of the one that it divides the work for.
+        (f"keys and values of type {dtype}", is_quantised(dtype) and dtype not in FLOAT8_CACHES),
         ("attention in chunks", getattr(layer, "attention_chunk_size", None) is not None),
     ):
         if present:
