@@ -114,6 +114,8 @@ RELEASED = (
         "Qwen/Qwen3-Coder-480B-A35B-Instruct",
         "lmsys/SGLang-EAGLE3-Qwen3-Coder-480B-A35B-Instruct-SpecForge-EigenAI",
     ),
+    eagle3("Qwen/Qwen3-VL-4B-Instruct", "AngelSlim/Qwen3-VL-4B-Instruct_eagle3"),
+    eagle3("Qwen/Qwen2.5-VL-7B-Instruct", "Rayzl/qwen2.5-vl-7b-eagle3-sgl"),
     griffin("Qwen/Qwen2-7B-Instruct", "qwen2-instruct-7B"),
     eagle("Qwen/Qwen2-7B-Instruct", "yuhuili/EAGLE-Qwen2-7B-Instruct"),
     eagle("Qwen/Qwen2.5-14B-Instruct", "Zjcxy-SmartAI/Eagle-Qwen2.5-14B-Instruct"),

@@ -244,7 +244,7 @@ FEATURES: tuple[Feature, ...] = (
         "mrope",
         "a target with multi-dimensional rotary positions (M-RoPE)",
         lambda launch: bool(launch.model.uses_mrope),
-        reasons=_for_readers_of_the_target("nodes are placed by their depth on a single axis"),
+        reasons={Reads.LAYERS: "the target's layers would draft with positions on a single axis"},
     ),
     Feature(
         "float8_cache",

@@ -50,12 +50,12 @@ class Method:
 
 
 COMMON = frozenset({"tensor_parallel", "data_parallel", "multimodal", "prompt_embeds"})
-OVER_HIDDEN_STATES = COMMON | {"skip_tokenizer_init", "lora", "ec_connector", "sliding_window", "float8_cache"}
-OVER_HIDDEN_STATES_AS_CHAINS = frozenset({"data_parallel_moe", "mrope", "quantised_cache"})
+OVER_HIDDEN_STATES = COMMON | {"skip_tokenizer_init", "lora", "ec_connector", "sliding_window", "float8_cache", "mrope"}
+OVER_HIDDEN_STATES_AS_CHAINS = frozenset({"data_parallel_moe", "quantised_cache"})
 ANY_LANGUAGE_MODEL = Declaration(
     reads=Reads.TEXT,
     keeps=Keeps.APART,
-    bears=OVER_HIDDEN_STATES - {"skip_tokenizer_init"} | {"data_parallel_moe", "mla", "mrope", "quantised_cache"},
+    bears=OVER_HIDDEN_STATES - {"skip_tokenizer_init"} | {"data_parallel_moe", "mla", "quantised_cache"},
 )
 """The declaration of methods that read only the text that the target wrote."""
 
@@ -151,7 +151,7 @@ METHODS: dict[str, Method] = {
             declares=Declaration(
                 reads=Reads.HIDDEN_STATES,
                 keeps=Keeps.BESIDE_THE_TARGETS,
-                bears=OVER_HIDDEN_STATES - {"multimodal", "ec_connector"},
+                bears=OVER_HIDDEN_STATES - {"multimodal", "ec_connector", "mrope"},
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.mtp.prepare:prepare",
@@ -165,8 +165,8 @@ METHODS: dict[str, Method] = {
             declares=Declaration(
                 reads=Reads.KEYS_AND_VALUES,
                 keeps=Keeps.BESIDE_THE_TARGETS,
-                bears=COMMON | {"skip_tokenizer_init", "lora", "ec_connector"},
-                chains_bear=frozenset({"data_parallel_moe", "mrope"}),
+                bears=COMMON | {"skip_tokenizer_init", "lora", "ec_connector", "mrope"},
+                chains_bear=frozenset({"data_parallel_moe"}),
             ),
             preparation="vllm_specext.methods.moa.prepare:prepare",
             speculator="vllm_specext.methods.moa.speculator:MoASpeculator",

@@ -1,4 +1,4 @@
-"""Deliberate faults in how tree attention is told about a target's layers."""
+"""Deliberate faults in what a target's attention is told about trees and tree attention about layers."""
 
 from typing import Any
 
@@ -25,3 +25,12 @@ def forget_scales() -> None:
     import torch
 
     _tell(k_scale=torch.ones(1), v_scale=torch.ones(1))
+
+
+def count_up_on_axes() -> None:
+    """Nodes of trees have the positions of a chain where positions have several axes."""
+    from tests.engine.sounds import place_on_three_axes
+    from vllm_specext.engine.verification.tree_steps import TreeSteps
+
+    place_on_three_axes()
+    TreeSteps.place_on_axes = lambda self, batch, positions: None  # type: ignore[method-assign]

@@ -3,12 +3,9 @@
 from functools import wraps
 from typing import Any
 
-from tests.engine.attention_faults import forget_scales as forget_scales
-from tests.engine.attention_faults import forget_sinks as forget_sinks
-from tests.engine.attention_faults import forget_windows as forget_windows
-from tests.engine.sounds import give_states_of_layers as give_states_of_layers
-from tests.engine.walk_faults import accept_every_draft
-from tests.engine.walk_faults import accept_the_best_node_of_every_tree as accept_the_best_node_of_every_tree
+from tests.engine.attention_faults import count_up_on_axes, forget_scales, forget_sinks, forget_windows  # noqa: F401
+from tests.engine.sounds import give_states_of_layers, place_on_three_axes  # noqa: F401
+from tests.engine.walk_faults import accept_every_draft, accept_the_best_node_of_every_tree  # noqa: F401
 
 
 def shift_target_positions() -> None:

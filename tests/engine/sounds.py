@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from tests.engine.workload import TARGET
 
 RATE, SECONDS = 16000, 30
+COLUMNS = 4
 SOUND, SOUND_TOKEN = "<|user|>", 1
 """What stands for a sound in a prompt: a token that no prompt of the tests has otherwise."""
 
 
-def hearing(folder: Path) -> Path:
-    """Write the target to ``folder``."""
+def hearing(folder: Path, axes: bool = False) -> Path:
+    """Write the target to ``folder``, with rotary positions on three ``axes`` if wanted."""
     from transformers import (
         PreTrainedTokenizerFast,
         Qwen2AudioConfig,
@@ -35,6 +36,8 @@ def hearing(folder: Path) -> Path:
     keys = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"]
     keys += ["num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_parameters"]
     keys += ["eos_token_id", "pad_token_id"]
+    if axes:
+        text["rope_parameters"] |= {"mrope_section": [8, 12, 12]}
     language = Qwen2Config(**{key: text[key] for key in keys}, tie_word_embeddings=False)
     encoder = Qwen2AudioEncoderConfig(
         num_mel_bins=16,
@@ -90,3 +93,30 @@ def give_states_of_layers() -> None:
     from vllm.model_executor.models.qwen2_audio import Qwen2AudioForConditionalGeneration as Hearing
 
     Hearing.__bases__ = (*Hearing.__bases__, SupportsEagle3)
+
+
+def place_on_three_axes() -> None:
+    """No fault: a sound's tokens lie on a grid of four columns, all at one time, as a picture's do in Qwen2-VL; the
+    text after it begins after its longer side. All that EAGLE-3 needs is there, too."""
+    from vllm.model_executor.models.interfaces import SupportsMRoPE
+    from vllm.model_executor.models.qwen2_audio import Qwen2AudioForConditionalGeneration as Hearing
+
+    give_states_of_layers()
+    Hearing.__bases__ = (*Hearing.__bases__, SupportsMRoPE)
+    Hearing.get_mrope_input_positions = staticmethod(_positions)
+
+
+def _positions(tokens: list[int], features: list[Any]) -> tuple[torch.Tensor, int]:
+    """``[3, tokens]``, and what is to be added to the place of a token after them."""
+    placed, next_one, done = [], 0, 0
+    for feature in sorted(features, key=lambda feature: feature.mm_position.offset):
+        begin, count = feature.mm_position.offset, feature.mm_position.length
+        text, cells = torch.arange(begin - done), torch.arange(count)
+        placed.append(next_one + text.expand(3, -1))
+        next_one += len(text)
+        placed.append(next_one + torch.stack((cells * 0, cells // COLUMNS, cells % COLUMNS)))
+        next_one += max(COLUMNS, -(-count // COLUMNS))
+        done = begin + count
+    placed.append(next_one + torch.arange(len(tokens) - done).expand(3, -1))
+    positions = torch.cat(placed, dim=1)
+    return positions, next_one + len(tokens) - done - len(tokens)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import AGAIN, CHAIN, ROUND, Result, eagle3, moa, of_method, tree
+from tests.engine.sounds import hearing
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
@@ -35,8 +36,6 @@ ROUNDS = [heard(ROUND), heard(AGAIN)]
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    from tests.engine.sounds import hearing
-
     return {"model": str(hearing(tmp_path_factory.mktemp("target"))), "limit_mm_per_prompt": {"audio": 4}}
 
 

@@ -17,7 +17,6 @@ def config(**changes: Any) -> SimpleNamespace:
         "model_config": {
             "enable_trace_replay": False,
             "return_sampling_mask": False,
-            "uses_mrope": False,
             "is_hybrid": False,
         },
         "parallel_config": {

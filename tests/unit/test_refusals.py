@@ -85,10 +85,10 @@ UNSUPPORTED = [
 """A change to a launch that is fine, and what the refusal names."""
 IN_THE_TARGET: list[tuple[dict[str, Any], str]] = [
     ({"use_mla": True}, "MLA"),
-    ({"uses_mrope": True}, "M-RoPE"),
     ({"kv_cache_dtype": "fp8_per_token_head"}, "--kv-cache-dtype"),
     ({"is_moe": True, "data_parallel_size": 2}, "mixture-of-experts"),
 ]
+ON_ONE_AXIS: list[tuple[dict[str, Any], str]] = [({"uses_mrope": True}, "M-RoPE")]
 FOREIGN: list[tuple[dict[str, Any], str]] = [({"skip_tokenizer_init": True}, "--skip-tokenizer-init")]
 UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "dflash-tree": IN_THE_TARGET,
@@ -96,6 +96,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "draft-model-tree": IN_THE_TARGET + FOREIGN,
     "mtp-tree": [
         *IN_THE_TARGET,
+        *ON_ONE_AXIS,
         ({"is_multimodal_model": True}, "multimodal"),
         ({"ec_transfer_config": object()}, "--ec-transfer-config"),
     ],
@@ -113,6 +114,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "slrs": FOREIGN,
     "swift": [
         *IN_THE_TARGET,
+        *ON_ONE_AXIS,
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
         ({"enable_lora": True, "lora_target_modules": ["q_proj"]}, "--enable-lora"),
@@ -122,10 +124,10 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
 """The same, where other methods have nothing against it."""
 TREES_ONLY: dict[str, list[dict[str, Any]]] = {
     **{
-        name: [{"uses_mrope": True}, {"kv_cache_dtype": "nvfp4"}, {"is_moe": True, "data_parallel_size": 2}]
+        name: [{"kv_cache_dtype": "nvfp4"}, {"is_moe": True, "data_parallel_size": 2}]
         for name in ("griffin", "eagle3-tree", "eagle-tree")
     },
-    "moa": [{"uses_mrope": True}, {"is_moe": True, "data_parallel_size": 2}],
+    "moa": [{"is_moe": True, "data_parallel_size": 2}],
 }
 every_method = pytest.mark.parametrize("method", METHODS)
 

@@ -18,7 +18,6 @@ _GPU = "vllm.v1.worker.gpu"
 # Kernels of modules that the runner imports anyway, with the feature that launches them.
 KERNELS_WITHOUT_BODY: dict[str, str] = {
     f"{_GPU}.cp_utils._dcp_local_seq_lens_kernel": "decode context parallelism",
-    f"{_GPU}.mm.rope._prepare_rope_positions_kernel": "multimodal rotary positions",
     f"{_GPU}.sample.batch_shard._build_shard_plan_kernel": "batch-sharded sampling",
     f"{_GPU}.sample.output._compact_sampling_mask_kernel": "returning the sampling mask",
     f"{_GPU}.sample.trace_replay._trace_replay_kernel": "trace replay",
@@ -64,7 +63,6 @@ def refuse_unsupported(vllm_config: Any) -> None:
         "prefill_context_parallel_size": (parallel.prefill_context_parallel_size, 1),
         "decode_context_parallel_size": (parallel.decode_context_parallel_size, 1),
         "enable_batch_sharded_sampling": (bool(parallel.enable_batch_sharded_sampling), False),
-        "rope_parameters (multimodal rotary positions)": (model.uses_mrope, False),
         "model (hybrid of attention and Mamba layers)": (model.is_hybrid, False),
         "enable_adaptive_verification": (bool(speculative and speculative.enable_adaptive_verification), False),
     }

@@ -9,6 +9,7 @@ import case_logits
 import case_logprobs
 import case_prompt_embeds
 import case_rejection
+import case_rope
 import case_sampling
 import compare
 import numpy as np
@@ -22,6 +23,7 @@ from vllm_specext.cpu_runner import (
     noise,
     prompt_embeds,
     rejection,
+    rope,
     sampling,
 )
 
@@ -49,6 +51,10 @@ def ignores_presence(*args: Any, **constants: int) -> None:
 def counts_better_tokens_only(*args: Any, **constants: int) -> None:
     logprobs.ranks(*args, **constants)
     args[0].sub_(1)
+
+
+def goes_on_where_the_prompt_ended(*args: Any, **constants: int) -> None:
+    rope.prepare_rope_positions(*args[:5], args[5] * 0, *args[6:], **constants)
 
 
 def verifies_with_the_next_position(*args: Any, **options: Any) -> Any:
@@ -86,6 +92,11 @@ def embeds_tokens_of_the_prompt_too(self: Any, *args: Any) -> None:
         ),
         (case_logits.test_penalties, "_penalties_kernel", ignores_presence),
         (case_logprobs.test_reported_tokens_and_ranks, "_ranks_kernel", counts_better_tokens_only),
+        (
+            case_rope.test_positions_on_several_axes,
+            "_prepare_rope_positions_kernel",
+            goes_on_where_the_prompt_ended,
+        ),
         (case_rejection.test_verified_tokens, "rejection_sample", verifies_with_the_next_position),
     ],
     ids=lambda value: value.__name__ if callable(value) and not value.__name__.startswith("test_") else "",

@@ -40,6 +40,7 @@ RELIED_ON: dict[str, str] = {
     f"{_RUNNER}.model_states.interface:ModelState.custom_sampler": "self sampler",
     f"{_RUNNER}.model_states.interface:ModelState.add_request": "self req_index new_req_data",
     f"{_RUNNER}.model_states.interface:ModelState.initialize_kv_cache": "self kv_cache_config block_tables",
+    f"{_RUNNER}.model_states.interface:ModelState.prepare_inputs": "self input_batch req_states",
     f"{_RUNNER}.model_states.interface:ModelState.prepare_attn": (
         "self input_batch cudagraph_mode block_tables slot_mappings attn_groups kv_cache_config for_capture ubatch_idx"
     ),

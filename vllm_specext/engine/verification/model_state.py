@@ -67,6 +67,12 @@ def _for_trees(base: Any) -> type[ModelState]:
             self._request_states = sampler.req_states
             return sampler, TreeVerifier(sampler, self.vllm_config.speculative_config, self.device, self.steps)
 
+        def prepare_inputs(self, input_batch: InputBatch, req_states: Any) -> dict[str, Tensor | None]:
+            inputs: dict[str, Tensor | None] = super().prepare_inputs(input_batch, req_states)
+            if (positions := inputs.get("positions")) is not None:
+                self.steps.place_on_axes(input_batch, positions)
+            return inputs
+
         def prepare_attn(
             self,
             input_batch: InputBatch,

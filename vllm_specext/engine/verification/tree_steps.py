@@ -71,6 +71,14 @@ class TreeSteps:
             layout.attach(metadata, self._layer_names)
             self._begun.put(batch, Begun(layout, slot_mappings))
 
+    def place_on_axes(self, batch: InputBatch, positions: Tensor) -> None:
+        """Have ``positions`` ``[axes, T]`` of ``batch`` (M-RoPE) follow the nodes' depths as well. Drafted tokens are
+        text, which goes on along all axes alike."""
+        begun = self._begun.get(batch)
+        if begun is not None and begun.layout.chain_positions is not None:
+            rows = begun.layout.rows
+            positions[:, :rows] += batch.positions[:rows] - begun.layout.chain_positions
+
     @replaces(
         "vllm.v1.worker.gpu.input_batch.InputBatch.positions",
         name="positions of trees",
