@@ -6,8 +6,10 @@ each configuration and several engines at a time. Where drafts are drawn, only t
 others are the same in their distribution alone. One row of each part is a deliberate fault, which has to be noticed.
 """
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -82,6 +85,16 @@ def methods() -> dict[str, dict[str, Any]]:
     return trees | own
 
 
+@cache
+def with_sinks() -> dict[str, Any]:
+    """A target with windows and attention sinks, which no bundled one has; it is gone when the process ends."""
+    from tests.engine.windows import windowed
+
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {"model": str(windowed(folder, sinks=True))}
+
+
 def in_graphs() -> dict[str, Configuration]:
     from tests.engine.conftest import any_sizes, tree
 
@@ -94,6 +107,8 @@ def in_graphs() -> dict[str, Configuration]:
         "griffin by load": Configuration(loads),
         "griffin, any sizes": Configuration(any_sizes(loads), draws_sizes=True),
         **{name: Configuration(llm | IN_GRAPHS, greedy_only=name == "slrs") for name, llm in methods().items()},
+        "plain, with sinks": Configuration(IN_GRAPHS | with_sinks(), against=None),
+        "griffin tree, with sinks": Configuration(griffin | with_sinks(), against="plain, with sinks"),
     }
 
 

@@ -80,6 +80,8 @@ def compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[int], No
         ),
         pytest.param(lambda gpu: attend(gpu, 256, torch.bfloat16, 128, runs=3), id="256-bf16-128-nodes"),
         pytest.param(lambda gpu: attend(gpu, 96, torch.bfloat16, 60, runs=1, sliding_window=4096), id="96-windowed"),
+        pytest.param(lambda gpu: attend(gpu, 512, torch.bfloat16, 60), id="512-bf16"),
+        pytest.param(lambda gpu: attend(gpu, 512, torch.float32, 60), id="512-fp32"),
         pytest.param(
             lambda gpu: attend(gpu, 64, torch.bfloat16, 60, sliding_window=128, sinks=True), id="64-windowed-sinks"
         ),
