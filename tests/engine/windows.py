@@ -40,12 +40,12 @@ def gpt_oss(folder: Path) -> Path:
         for name, weight in model.named_parameters():
             if "norm" not in name:
                 weight.normal_(0, 1.0 if "sinks" in name else 0.08)
-    _copy_tokenizer(folder)
+    copy_tokenizer(folder)
     model.save_pretrained(folder)
     return folder
 
 
-def _copy_tokenizer(folder: Path) -> None:
+def copy_tokenizer(folder: Path) -> None:
     for file in TARGET.iterdir():
         if file.suffix in (".json", ".jinja"):
             shutil.copy(file, folder)
@@ -53,7 +53,7 @@ def _copy_tokenizer(folder: Path) -> None:
 
 def windowed(folder: Path, sinks: bool = False, every_layer: bool = False) -> Path:
     """As a Llama, or as a Granite with ``sinks`` of random scores, which are of the size of other scores."""
-    _copy_tokenizer(folder)
+    copy_tokenizer(folder)
     config, tensors = json.loads((TARGET / "config.json").read_text()), load_file(TARGET / "model.safetensors")
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     config["sliding_window"] = WINDOW
