@@ -155,6 +155,13 @@ FEATURES: tuple[Feature, ...] = (
         bearable=False,
     ),
     Feature(
+        "fast_prefill",
+        "--kv-sharing-fast-prefill",
+        lambda launch: bool(launch.arguments.kv_sharing_fast_prefill),
+        "layers that share keys and values then compute other rows than those that are verified",
+        bearable=False,
+    ),
+    Feature(
         "lora_lm_head",
         "--enable-lora unless --lora-target-modules names modules other than lm_head",
         lambda launch: bool(launch.arguments.enable_lora) and _adapts_lm_head(launch.arguments.lora_target_modules),

@@ -31,7 +31,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | WINDOW
         | {
             "global_head_dim": 128,
-            "num_kv_shared_layers": 0,
+            "num_kv_shared_layers": 2,  # as in its smaller models
             "hidden_size_per_layer_input": 0,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         },

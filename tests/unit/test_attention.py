@@ -51,7 +51,6 @@ def test_a_layer_whose_cache_is_of_a_type_that_nothing_reads_is_refused() -> Non
     ("changes", "said"),
     [
         ({"alibi_slopes": [0.5]}, "ALiBi"),
-        ({"kv_sharing_target_layer_name": "model.layers.1.attn"}, "keys and values of another layer"),
         ({"sliding_window": (LEVELS - 1, 0)}, f"drafts of {LEVELS} levels, but at most {LEVELS - 1} fit"),
         ({"backend": "FLASHINFER"}, "attention backend FLASHINFER"),
     ],

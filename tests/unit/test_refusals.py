@@ -49,6 +49,7 @@ def launch(**changes: Any) -> Launch:
         "watermark_config": None,
         "enable_lora": False,
         "lora_target_modules": None,
+        "kv_sharing_fast_prefill": False,
     }
     for group in (parallel, model, arguments):
         group.update({key: value for key, value in changes.items() if key in group})
@@ -68,6 +69,7 @@ UNSUPPORTED = [
     ({"prefill_context_parallel_size": 2}, "--prefill-context-parallel-size"),
     ({"use_ubatching": True}, "--enable-dbo"),
     ({"enable_batch_sharded_sampling": True}, "--enable-batch-sharded-sampling"),
+    ({"kv_sharing_fast_prefill": True}, "--kv-sharing-fast-prefill"),
     ({"enable_lora": True}, "--enable-lora"),
     ({"enable_lora": True, "lora_target_modules": ["q_proj", "lm_head"]}, "--lora-target-modules"),
     ({"enable_lora": True, "lora_target_modules": ["language_model.lm_head"]}, "lm_head"),
@@ -219,6 +221,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "dbo": {"use_ubatching": True},
     "batch_sharded_sampling": {"enable_batch_sharded_sampling": True},
     "batch_invariant": {"batch_invariant": True},
+    "fast_prefill": {"kv_sharing_fast_prefill": True},
     "lora_lm_head": {"enable_lora": True},
     "lora": {"enable_lora": True, "lora_target_modules": ["q_proj"]},
     "kv_connector": {"kv_transfer_config": object()},

@@ -174,7 +174,6 @@ def _arguments(layer: Any, levels: int) -> LayerArguments:
     impl, name, dtype = layer.impl, layer.layer_name, layer.kv_cache_dtype
     for feature, present in (
         ("ALiBi", getattr(impl, "alibi_slopes", None) is not None),
-        ("keys and values of another layer", getattr(impl, "kv_sharing_target_layer_name", None) is not None),
         # Its backend has the name of the one that it divides the work for.
         (f"keys and values of type {dtype}", is_quantised(dtype) and dtype not in FLOAT8_CACHES),
         ("attention in chunks", getattr(layer, "attention_chunk_size", None) is not None),

@@ -61,7 +61,7 @@ class TreeSteps:
         """The target's attention layers by name and cache group, whose caches are others from now on."""
         self._layer_names = [list(group) for group in layers]
         self.layers = [list(group.values()) for group in layers]
-        self._compaction = Compaction(self.layers)
+        self._compaction = Compaction([[layer for layer in group if _caches(layer)] for group in self.layers])
 
     def begin(
         self, batch: InputBatch, layout: TreeLayout | None, metadata: dict[str, Any], slot_mappings: Tensor
@@ -106,3 +106,9 @@ class TreeSteps:
     def accepted_in(self, batch: InputBatch) -> AcceptedPaths | None:
         """The paths that the step over ``batch`` accepted; ``None`` where it verified no drafts."""
         return self._accepted.get(batch)
+
+
+def _caches(layer: Any) -> bool:
+    """Whether an attention ``layer`` has keys and values of its own; others read those of an earlier layer, which must
+    not move twice."""
+    return getattr(layer, "kv_sharing_target_layer_name", None) is None
