@@ -51,6 +51,7 @@ class Method:
 
 COMMON = frozenset({"tensor_parallel", "data_parallel", "multimodal", "prompt_embeds"})
 OVER_HIDDEN_STATES = COMMON | {"skip_tokenizer_init", "lora", "ec_connector", "sliding_window", "float8_cache", "mrope"}
+WITHOUT_CONNECTOR = OVER_HIDDEN_STATES - {"ec_connector"}
 OVER_HIDDEN_STATES_AS_CHAINS = frozenset({"data_parallel_moe", "quantised_cache"})
 ANY_LANGUAGE_MODEL = Declaration(
     reads=Reads.TEXT,
@@ -113,9 +114,7 @@ METHODS: dict[str, Method] = {
             name="dflash-tree",
             summary="trees of vLLM's DFlash drafters, which draft a block of tokens in one pass (arXiv 2602.06036)",
             options=DFlashTreeOptions,
-            declares=Declaration(
-                reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS, bears=OVER_HIDDEN_STATES
-            ),
+            declares=Declaration(reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS, bears=WITHOUT_CONNECTOR),
             preparation="vllm_specext.methods.block.prepare:prepare",
             check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.block.speculator:dflash",
@@ -124,9 +123,7 @@ METHODS: dict[str, Method] = {
             name="dspark-tree",
             summary="trees of vLLM's DSpark drafters, a block in one pass and a Markov head (DeepSeek, 2026)",
             options=DSparkTreeOptions,
-            declares=Declaration(
-                reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS, bears=OVER_HIDDEN_STATES
-            ),
+            declares=Declaration(reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS, bears=WITHOUT_CONNECTOR),
             preparation="vllm_specext.methods.block.prepare:prepare",
             check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.block.speculator:dspark",
@@ -138,7 +135,7 @@ METHODS: dict[str, Method] = {
             declares=Declaration(
                 reads=Reads.TEXT,
                 keeps=Keeps.BESIDE_THE_TARGETS,
-                bears=OVER_HIDDEN_STATES - {"skip_tokenizer_init"},
+                bears=WITHOUT_CONNECTOR - {"skip_tokenizer_init"},
             ),
             preparation="vllm_specext.methods.language_model.prepare:prepare",
             check="vllm_specext.methods.language_model.prepare:check",
@@ -151,7 +148,7 @@ METHODS: dict[str, Method] = {
             declares=Declaration(
                 reads=Reads.HIDDEN_STATES,
                 keeps=Keeps.BESIDE_THE_TARGETS,
-                bears=OVER_HIDDEN_STATES - {"multimodal", "ec_connector", "mrope"},
+                bears=WITHOUT_CONNECTOR - {"multimodal", "mrope"},
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.mtp.prepare:prepare",
@@ -218,7 +215,7 @@ METHODS: dict[str, Method] = {
             declares=Declaration(
                 reads=Reads.GIVEN,
                 keeps=Keeps.NOWHERE,
-                bears=OVER_HIDDEN_STATES,
+                bears=WITHOUT_CONNECTOR,
             ),
             preparation="vllm_specext.methods.given.prepare:prepare",
             speculator="vllm_specext.methods.given.speculator:GivenSpeculator",

@@ -1,21 +1,18 @@
 """A target whose checkpoint brings scales for keys and values in float8, made of the bundled one."""
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.engine.workload import TARGET
+from tests.engine.workload import TARGET, copy_tokenizer
 
 
 def with_scales(folder: Path) -> Path:
     """As compressed-tensors writes them, one for the keys and one for the values of every layer; nothing else is
     quantised."""
-    for file in TARGET.iterdir():
-        if file.suffix in (".json", ".jinja"):
-            shutil.copy(file, folder)
+    copy_tokenizer(folder)
     config, tensors = json.loads((TARGET / "config.json").read_text()), load_file(TARGET / "model.safetensors")
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
     config["quantization_config"] = {

@@ -57,9 +57,12 @@ def hearing(folder: Path, axes: bool = False) -> Path:
     for name, tensor in model.state_dict().items():
         if "language_model" in name or "lm_head" in name:
             inner = name.replace("model.language_model", "model")
-            tensors[f"language_model.{inner}"] = own.get(inner, torch.zeros(len(tensor)).half())  # biases are zeros
+            # Only Qwen's biases are not the bundled target's.
+            assert inner in own or inner.endswith("_proj.bias"), inner
+            tensors[f"language_model.{inner}"] = own.pop(inner, torch.zeros(len(tensor)).half())
         else:  # features as large as embeddings of tokens
             tensors[name.removeprefix("model.")] = (tensor * (20 if "projector" in name else 1)).half()
+    assert not own
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     model.config.architectures = ["Qwen2AudioForConditionalGeneration"]
     model.config.save_pretrained(folder)
@@ -119,4 +122,4 @@ def _positions(tokens: list[int], features: list[Any]) -> tuple[torch.Tensor, in
         done = begin + count
     placed.append(next_one + torch.arange(len(tokens) - done).expand(3, -1))
     positions = torch.cat(placed, dim=1)
-    return positions, next_one + len(tokens) - done - len(tokens)
+    return positions, next_one - done

@@ -11,7 +11,7 @@ import transformers
 
 from tests.engine.conftest import Result, of_method
 from tests.engine.test_lossless import differing, is_noticed
-from tests.engine.windows import copy_tokenizer
+from tests.engine.workload import copy_tokenizer
 
 Engines = Callable[..., Result]
 

@@ -5,7 +5,6 @@ few drafts are accepted; what is drafted is compared with the same module in pla
 """
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tests.engine.conftest import Result, any_sizes, of_method
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.test_serving_model import Pass
 from tests.engine.test_tree_drafting import REQUEST, Drafter, Replay, accepted, drafts, record
-from tests.engine.workload import TARGET
+from tests.engine.workload import TARGET, copy_tokenizer
 from vllm_specext.methods.layers import KV, Attention, Rotary, extend
 
 Engines = Callable[..., Result]
@@ -35,9 +34,7 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_mimo(folder: Path, **keys: Any) -> Path:
     """With these ``keys`` in its configuration."""
-    for file in TARGET.iterdir():
-        if file.suffix in (".json", ".jinja"):
-            shutil.copy(file, folder)
+    copy_tokenizer(folder)
     tensors = load_file(TARGET / "model.safetensors")
     generator = torch.Generator().manual_seed(0)
 

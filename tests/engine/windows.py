@@ -1,13 +1,12 @@
 """Targets made of the bundled one, whose layers have sliding windows, and attention sinks if wanted."""
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.engine.workload import TARGET
+from tests.engine.workload import TARGET, copy_tokenizer
 
 WINDOW = 40
 
@@ -43,12 +42,6 @@ def gpt_oss(folder: Path) -> Path:
     copy_tokenizer(folder)
     model.save_pretrained(folder)
     return folder
-
-
-def copy_tokenizer(folder: Path) -> None:
-    for file in TARGET.iterdir():
-        if file.suffix in (".json", ".jinja"):
-            shutil.copy(file, folder)
 
 
 def windowed(folder: Path, sinks: bool = False, every_layer: bool = False) -> Path:

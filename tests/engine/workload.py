@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,10 @@ def requests(count: int) -> list[dict[str, Any]]:
         ends = {"stop_token_ids", "structured_outputs", "stop"} & sampling.keys()
         made.append({"ids": ids, "sampling": {"ignore_eos": not ends} | sampling})
     return made
+
+
+def copy_tokenizer(folder: Path) -> None:
+    """And all else of the target but its weights, for one that is made of it in ``folder``."""
+    for file in TARGET.iterdir():
+        if file.suffix in (".json", ".jinja"):
+            shutil.copy(file, folder)

@@ -90,17 +90,18 @@ IN_THE_TARGET: list[tuple[dict[str, Any], str]] = [
     ({"kv_cache_dtype": "fp8_per_token_head"}, "--kv-cache-dtype"),
     ({"is_moe": True, "data_parallel_size": 2}, "mixture-of-experts"),
 ]
+CONNECTOR: list[tuple[dict[str, Any], str]] = [({"ec_transfer_config": object()}, "--ec-transfer-config")]
 ON_ONE_AXIS: list[tuple[dict[str, Any], str]] = [({"uses_mrope": True}, "M-RoPE")]
 FOREIGN: list[tuple[dict[str, Any], str]] = [({"skip_tokenizer_init": True}, "--skip-tokenizer-init")]
 UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "dflash-tree": IN_THE_TARGET,
-    "dspark-tree": IN_THE_TARGET,
-    "draft-model-tree": IN_THE_TARGET + FOREIGN,
+    "dflash-tree": IN_THE_TARGET + CONNECTOR,
+    "dspark-tree": IN_THE_TARGET + CONNECTOR,
+    "draft-model-tree": IN_THE_TARGET + CONNECTOR + FOREIGN,
     "mtp-tree": [
         *IN_THE_TARGET,
         *ON_ONE_AXIS,
+        *CONNECTOR,
         ({"is_multimodal_model": True}, "multimodal"),
-        ({"ec_transfer_config": object()}, "--ec-transfer-config"),
     ],
     "griffin": IN_THE_TARGET,
     "eagle3-tree": IN_THE_TARGET,
@@ -110,7 +111,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
     ],
-    "given": IN_THE_TARGET,
+    "given": IN_THE_TARGET + CONNECTOR,
     "slem": FOREIGN,
     "tli": FOREIGN,
     "slrs": FOREIGN,
