@@ -16,10 +16,10 @@ from vllm_specext.kernels.pointers import HAS_TRITON
 from vllm_specext.kernels.token_guided_fusion import naive
 from vllm_specext.kernels.token_guided_fusion.naive import FusionWeights
 
-FUSED_UP_TO_ROWS: dict[tuple[int, int], dict[torch.dtype, int]] = {}
+FUSED_UP_TO_ROWS: dict[tuple[int, int], dict[torch.dtype, int]] = {(9, 0): {torch.bfloat16: 64}}
 """Most rows for which the kernels' own products beat cuBLAS, by compute capability and dtype. Products of more rows are
-cuBLAS's, and the rest is the kernels'. To be filled by measurements only: none has been made, and what is not listed
-runs in torch."""
+cuBLAS's, and the rest is the kernels'. To be filled by measurements only, and what is not listed runs in torch. (9, 0)
+is of an H200, with Llama-3-8B's sizes (``benchmarks/results/nvidia-h200/suite.json``, part ``tgf``)."""
 
 
 def fused_up_to_rows(device: torch.device, dtype: torch.dtype) -> int:

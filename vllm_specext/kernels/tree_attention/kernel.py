@@ -63,10 +63,12 @@ def _shares(
         slots = tl.minimum(slots, WINDOW)
     slots = tl.where(has_rows, slots + num_nodes, 0).to(tl.float32)
     longest, others = tl.max(slots, 0), tl.sum(has_rows.to(tl.int32), 0) - 1
-    # The longest request whole, or in so many parts. No branch here: with one, Triton does not pipeline the loads of
-    # keys and values.
+    # The longest request whole, or in so many parts: of few parts each number is tried, because one more makes much
+    # difference to the length of a run. No branch here: with one, Triton does not pipeline the loads of keys and values.
     most = tl.maximum(tl.minimum(runs - others, MAX_SPLITS), 1)
-    parts = tl.minimum(tl.maximum(tl.cdiv(most, LENGTHS - 1) * tl.arange(0, LENGTHS), 1), most)
+    tried = tl.arange(0, LENGTHS).to(tl.float32)
+    skipped = tl.maximum(most - (LENGTHS - 1), 0) / ((LENGTHS - 1) * (LENGTHS - 1))
+    parts = tl.minimum(tl.maximum(tl.ceil(tried + skipped * tried * tried), 1), most)
     lengths = tl.maximum(longest / parts + 1, MIN_RUN)  # a slot more, lest rounding makes a part more
     of_slot = 1 / lengths
     counts = tl.sum(tl.ceil(slots[:, None] * of_slot[None, :]), 0)
