@@ -57,7 +57,7 @@ def rows(shapes: Iterable[Shape] = SHAPES) -> Iterator[dict[str, Any]]:
         results = {row["implementation"]: row.pop("result", None) for row in measured}
         # The static tree of xformers is another tree than that of all requests but the first.
         comparable = [name for name in attention_peers.TREES if "static" not in name and results[name] is not None]
-        reference = next((results[name] for name in comparable if name != "ours"), None)
+        reference = next((results[name] for name in comparable if not name.startswith("ours")), None)
         for row in measured:
             name = row["implementation"]
             if name in comparable and reference is not None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu_suite.attention_problem import Problem
-from vllm_specext.kernels.tree_attention import naive, tree_attention
+from vllm_specext.kernels.tree_attention import attend_to_nodes, naive, tree_attention
 
 Call = Callable[[], Any]
 
@@ -129,16 +129,16 @@ def flash_3(problem: Problem) -> Call:
 
 
 def ours_after_flash_3(problem: Problem) -> Call:
-    """The prefix with FlashAttention-3, and the nodes with our kernel, in two launches or three."""
-    from benchmarks.gpu_suite.after_prefix import attend_to_nodes  # needs Triton
+    """The prefix with FlashAttention-3, and the nodes with our kernel, as the target's layers have it. What all layers
+    of a step share is worked out before."""
+    _flash_3()
+    from vllm_specext.engine.verification.prefix_attention import PrefixAttention
 
-    prefixes = {"seqused_k": problem.rows.prefix_lens, "causal": False, "return_softmax_lse": True}
-    over_prefixes = partial(_flash_3(), **_paged(problem), **prefixes)
+    over_prefixes = PrefixAttention(problem.scale, soft_cap=0.0)
+    arguments = problem.query, problem.keys, problem.values, problem.rows, problem.out
 
     def call() -> Tensor:
-        _, lse = over_prefixes()
-        arguments = problem.query, problem.keys, problem.values, problem.rows, problem.out
-        attend_to_nodes(*arguments, lse, scale=problem.scale)
+        attend_to_nodes(*arguments, over_prefixes(*arguments), scale=problem.scale)
         return problem.out
 
     return call

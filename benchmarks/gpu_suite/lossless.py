@@ -4,6 +4,9 @@ this GPU, in CUDA graphs, as methods are served, and without.
 The bundled models in float32 answer the requests of ``tests/engine``, greedy and seeded, in an engine of its own for
 each configuration and several engines at a time. Where drafts are drawn, only the greedy ones are asked, because the
 others are the same in their distribution alone. One row of each part is a deliberate fault, which has to be noticed.
+
+In float16, the target's layers leave prefixes to FlashAttention 3, which knows no float32. There two kernels round
+otherwise, so that some answers may differ; with the fault, more have to.
 """
 
 import atexit
@@ -16,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -32,6 +35,9 @@ LISTED_DIFFERENCES = 12
 IN_GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_capture_sizes": [1, 2, 4, 8, 25, 50, 100, 200]}
 """Compiled, and so beside plain decoding that is compiled too: those kernels round otherwise than eager passes."""
 WRONG_BIT = "flip_an_ancestor_bit"
+HALF: dict[str, Any] = {"dtype": "float16"}
+MAY_DIFFER = 6
+"""Answers of 24 in float16."""
 BY_LOAD = [[1, 2, 24], [3, 4, 9], [5, 8, 4]]
 """Drafted tokens by running requests: steps of three lengths, a chain among them, in graphs that hold more requests."""
 ENVIRONMENT = {
@@ -50,6 +56,8 @@ class Configuration:
     greedy_only: bool = False
     fault: str | None = None
     """A function of ``tests/engine/faults.py`` that makes the tokens wrong."""
+    allowed: int = 0
+    """Answers that may differ, because kernels round; with a fault, more have to."""
     draws_sizes: bool = False
     """Whether every step drafts another number of tokens, and trees of another depth."""
 
@@ -100,15 +108,19 @@ def in_graphs() -> dict[str, Configuration]:
 
     griffin = tree(24, 4) | IN_GRAPHS
     loads = tree(24, 4, BY_LOAD) | IN_GRAPHS | {"cudagraph_capture_sizes": [1, 2, 4, 8, 10, 20, 25, 40, 50]}
+    half = Configuration(griffin | HALF, against="plain, float16", allowed=MAY_DIFFER)
     # What matters most comes first.
     return {
         "plain": Configuration(IN_GRAPHS, against=None),
         "griffin tree, a wrong mask bit": Configuration(griffin, fault=WRONG_BIT),
         "griffin by load": Configuration(loads),
         "griffin, any sizes": Configuration(any_sizes(loads), draws_sizes=True),
-        **{name: Configuration(llm | IN_GRAPHS, greedy_only=name == "slrs") for name, llm in methods().items()},
+        "plain, float16": Configuration(IN_GRAPHS | HALF, against=None),
+        "griffin tree, float16": half,
+        "griffin tree, float16, a wrong mask bit": replace(half, fault=WRONG_BIT),
         "plain, with sinks": Configuration(IN_GRAPHS | with_sinks(), against=None),
         "griffin tree, with sinks": Configuration(griffin | with_sinks(), against="plain, with sinks"),
+        **{name: Configuration(llm | IN_GRAPHS, greedy_only=name == "slrs") for name, llm in methods().items()},
     }
 
 
@@ -163,7 +175,8 @@ def compared(each: Configuration, one: dict[str, Any], other: dict[str, Any]) ->
     pairs = zip(each.asked(), one["outputs"], strict=True)
     firsts = (first_difference(place, answer["ids"], other["outputs"][place]["ids"]) for place, answer in pairs)
     differences = [first for first in firsts if first is not None]
-    fine = bool(differences) if each.fault else not differences and drafts(one)["accepted"] > 0
+    same = len(differences) <= each.allowed
+    fine = not same if each.fault else same and drafts(one)["accepted"] > 0
     told = {}
     if differences and not fine:
         kinds = dict.fromkeys(str(asked[first["request"]]["sampling"]) for first in differences)

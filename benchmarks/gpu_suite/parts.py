@@ -107,7 +107,7 @@ PARTS = (
         "rows",
         20,
         180,
-        (*ATTENTION, HERE + "attention_peers.py", HERE + "after_prefix.py"),
+        (*ATTENTION, HERE + "attention_peers.py"),
     ),
     Part(
         "compaction",

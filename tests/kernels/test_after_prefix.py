@@ -5,6 +5,7 @@ Every test here runs on a GPU, and under Triton's interpreter (``cases/case_afte
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -24,11 +25,12 @@ from test_tree_attention import (  # noqa: F401 - three of its tests are run her
     test_heads_share_the_keys_of_their_group,
 )
 from torch import Tensor
+from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
-from benchmarks.gpu_suite.after_prefix import attend_to_nodes
 from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.kernels.tree_attention.after_prefix import attend_to_nodes
 
 
 def over_prefixes(
@@ -65,27 +67,6 @@ def attend(
 ) -> None:
     lse = over_prefixes(query, keys, values, rows, out, empty=empty, **options)
     attend_to_nodes(query, keys, values, rows, out, lse, **options)
-
-
-def after_flash_attention(
-    flash: Any, query: Tensor, keys: Tensor, values: Tensor, rows: TreeRows, out: Tensor, scale: float
-) -> None:
-    count = rows.num_rows
-    _, lse = flash(
-        query[:count],
-        *(cache.transpose(1, 2) for cache in (keys, values)),
-        max_seqlen_q=rows.max_query_len,
-        cu_seqlens_q=rows.query_start_loc,
-        max_seqlen_k=rows.max_seq_len,
-        seqused_k=rows.prefix_lens,
-        softmax_scale=scale,
-        causal=False,
-        block_table=rows.block_table,
-        return_softmax_lse=True,
-        fa_version=3,
-        out=out[:count],
-    )
-    attend_to_nodes(query, keys, values, rows, out, lse, scale=scale)
 
 
 @pytest.fixture(autouse=True, params=[GPU])
@@ -140,16 +121,31 @@ def test_a_nan_that_a_row_sees_is_not_hidden(in_prefix: bool) -> None:
     assert not spoilt[:, 2:].any()  # heads that share the other head's keys
 
 
-def test_after_flash_attention_the_result_is_that_of_tree_attention() -> None:
+@pytest.mark.parametrize("soft_cap", [0.0, 1.5])
+@pytest.mark.parametrize("longest", [700, 1 << 15])
+@pytest.mark.parametrize("lens", [[700, 40, 16, 1], [5000, 0, 300, 7]])
+def test_after_flash_attention_the_result_is_that_of_tree_attention(
+    lens: list[int], longest: int, soft_cap: float
+) -> None:
+    """``longest``: with a higher bound, as in graphs, a prefix may be cut into more parts. The second layer finds what
+    the first has worked out."""
     if Case.device != "cuda":
         pytest.skip("needs a CUDA device")
     flash = pytest.importorskip("vllm.vllm_flash_attn")
     if not flash.flash_attn_interface.is_fa_version_supported(3):
         pytest.skip("needs FlashAttention 3")
-    case = make([60, 16, 3, 25], [700, 40, 16, 1], heads=8, head_size=128, dtype=torch.bfloat16, layout=token_major)
+    from vllm_specext.engine.verification.prefix_attention import PrefixAttention
+
+    case = make([60, 16, 3, 25], lens, heads=8, head_size=128, dtype=torch.bfloat16, layout=token_major)
     case.keys.nan_to_num_()
     case.values.nan_to_num_()
     case.rows.block_table[case.rows.block_table == 1 << 30] = 0
-    out = torch.full_like(case.query, 7.0)
-    after_flash_attention(flash.flash_attn_varlen_func, case.query, case.keys, case.values, case.rows, out, SCALE)
-    torch.testing.assert_close(out.cpu().double(), case.expected(), rtol=0, atol=2e-2)
+    table = F.pad(case.rows.block_table, (0, longest // case.keys.shape[2]))
+    rows = replace(case.rows, block_table=table, max_seq_len=max(longest, case.rows.max_seq_len))
+    over_prefixes = PrefixAttention(SCALE, soft_cap)
+    for _ in range(2):
+        out = torch.full_like(case.query, 7.0)
+        given = case.query, case.keys, case.values, rows, out
+        attend_to_nodes(*given, over_prefixes(*given), scale=SCALE, soft_cap=soft_cap)
+        torch.testing.assert_close(out.cpu().double(), case.expected(soft_cap=soft_cap), rtol=0, atol=2e-2)
+    assert len(rows.shared) == 1

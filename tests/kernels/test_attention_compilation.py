@@ -12,8 +12,7 @@ import pytest
 import torch
 from compiling import EVERY, PROCESSORS, Launched, compiled, dumped
 
-from benchmarks.gpu_suite import after_prefix
-from vllm_specext.kernels.tree_attention import TreeRows, kernel
+from vllm_specext.kernels.tree_attention import TreeRows, after_prefix, kernel
 from vllm_specext.kernels.tree_attention.tiles import launch_for
 
 __all__ = ["compiled"]

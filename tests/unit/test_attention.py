@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vllm_specext.engine.verification import attention
 from vllm_specext.engine.verification.attention import attach, wrap_draft_layers, wrap_target_layers
+from vllm_specext.engine.verification.prefix_attention import PrefixAttention
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import TreeRows
 
@@ -157,6 +158,55 @@ def test_sinks_are_those_that_the_backend_has_at_the_time(monkeypatch: pytest.Mo
     wrapped.impl.sinks = converted = torch.zeros(1)
     wrapped.impl.forward(wrapped, None, None, None, torch.zeros(1, 1, 16, 8), rows(1), None)
     assert seen["sinks"] is converted
+
+
+FLASH_3 = {"vllm_flash_attn_version": 3, "sinks": None, "batch_invariant_enabled": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "splits"),
+    [
+        ({}, True),
+        ({"logits_soft_cap": 30.0}, True),
+        ({"vllm_flash_attn_version": 2}, False),
+        ({"sliding_window": (127, 0)}, False),
+        ({"sinks": torch.zeros(1)}, False),
+        ({"batch_invariant_enabled": True}, False),
+        ({"kv_cache_dtype": "fp8"}, False),
+    ],
+    ids=str,
+)
+def test_prefixes_are_left_to_flash_attention_3_where_the_target_has_it(changes: dict[str, Any], splits: bool) -> None:
+    dtype = changes.pop("kv_cache_dtype", "auto")
+    wrapped = layer(**FLASH_3 | changes)
+    wrapped.kv_cache_dtype = dtype
+    wrap_target_layers([wrapped], LEVELS)
+    over_prefixes = wrapped.impl.vllm_specext_verifies.over_prefixes
+    assert (over_prefixes is not None) is splits
+    if splits:
+        assert over_prefixes == PrefixAttention(0.125, changes.get("logits_soft_cap") or 0.0)
+
+
+def test_nodes_are_attended_to_after_prefixes_by_the_targets_layers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter = layer(**FLASH_3), layer(**FLASH_3)
+    wrap_draft_layers([drafter, target], LEVELS)
+    wrap_target_layers([target], LEVELS)
+    called: list[Any] = []
+
+    def over_prefixes(self: PrefixAttention, query: Tensor, *others: Any) -> str:
+        called.append("prefixes")
+        return "sums"
+
+    monkeypatch.setattr(PrefixAttention, "__call__", over_prefixes)
+    monkeypatch.setattr(attention, "tree_attention", lambda *args, **kwargs: called.append("tree"))
+    monkeypatch.setattr(attention, "attend_to_nodes", lambda *args, **told: called.append((args[-1], told)))
+    metadata, cache = SimpleNamespace(num_actual_tokens=5), torch.zeros(1, 1, 16, 8)
+    attach(metadata, rows(5))
+    target.impl.forward(target, None, None, None, cache, metadata, None)
+    assert called == ["prefixes", ("sums", {"scale": 0.125, "soft_cap": 0.0})]
+    called.clear()
+    drafter.impl.forward(drafter, None, None, None, cache, rows(5), None)
+    assert called == ["tree"]
 
 
 def test_no_compiler_pass_may_ask_a_wrapped_layer_for_a_quantised_result() -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from tests.kernels.gpus import H100
 from vllm_specext.engine.drafting import warm_up
 from vllm_specext.engine.graph_sizes import most_drafted
+from vllm_specext.engine.verification.attention import Verifies
+from vllm_specext.engine.verification.prefix_attention import PrefixAttention
 from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.tree.budget import TreeShape
@@ -87,7 +89,7 @@ def test_no_step_needs_a_variant_that_was_not_compiled(
 
 
 def test_layers_of_other_sizes_and_windows_and_with_sinks_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_up, "variant", lambda *rows: "the same")
+    monkeypatch.setattr(warm_up, "variant_of", lambda *rows: "the same")
     trees = TreeStates(SHAPE, 2, 64, torch.device("cpu"))
     layers = [Layer(4, 2, 64), Layer(4, 2, 64), Layer(4, 2, 64, window=32), Layer(8, 2, 64), Layer(4, 2, 64)]
     layers[-1].impl.sinks = torch.zeros(4)
@@ -96,8 +98,16 @@ def test_layers_of_other_sizes_and_windows_and_with_sinks_are_compiled_too(monke
     assert [len(layer.ran) for layer in layers] == [1, 0, 1, 1, 1]
 
 
+def test_layers_that_leave_prefixes_to_another_kernel_are_run_once() -> None:
+    trees, table = TreeStates(SHAPE, 2, 64, torch.device("cpu")), torch.zeros(2, 4, dtype=torch.int32)
+    layer = Layer(4, 2, 64)
+    layer.impl.vllm_specext_verifies = Verifies(PrefixAttention(0.125, 0.0))
+    warm_up.compile_attention(trees, [[layer]], [table], [59] * 3, 64, torch.bfloat16)
+    assert len(layer.ran) == 1
+
+
 def test_queries_are_those_that_a_layer_hands_to_its_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_up, "variant", lambda *rows: "the same")
+    monkeypatch.setattr(warm_up, "variant_of", lambda *rows: "the same")
     plain, quantised = Layer(4, 2, 64), Layer(8, 2, 64)
     quantised.query_quant = torch.nn.Identity()
     trees, table = TreeStates(SHAPE, 2, 64, torch.device("cpu")), torch.zeros(2, 4, dtype=torch.int32)

@@ -16,12 +16,12 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import prepar
 
 from vllm_specext.engine.drafting.tree_speculator import TreeSpeculator
 from vllm_specext.engine.graph_sizes import most_drafted
-from vllm_specext.engine.verification.attention import pages
+from vllm_specext.engine.verification.attention import pages, variant_of
 from vllm_specext.engine.verification.compaction import caches_of
 from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.kernels.calibration import calibrate
 from vllm_specext.kernels.kv_compaction import compact
-from vllm_specext.kernels.tree_attention import TreeRows, variant
+from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.tree.calibration import Learned
 
 
@@ -83,7 +83,7 @@ def compile_attention(
             keys, _ = pages(layer.kv_cache)
             compiled = set()
             for rows in shapes(trees, table, most, max_model_len):
-                if (found := variant(query, keys, rows)) not in compiled:
+                if (found := variant_of(layer, query, keys, rows)) not in compiled:
                     compiled.add(found)
                     layer.impl.forward(layer, query, None, None, layer.kv_cache, rows, output=output)
 

@@ -5,23 +5,39 @@ step's metadata names, and the backend's own kernel for all others. Writing keys
 decides alone, so that eager passes, compiled models and graph capture work alike: the target's layers find the rows
 attached to vLLM's metadata, and any layer may get ``TreeRows`` in the place of the metadata. A drafter whose layers
 cache as the target's do shares vLLM's metadata with them, and must not see what is attached: it reads the step as a
-chain.
+chain. The target's layers leave the prefixes to FlashAttention 3 where they have it (``prefix_attention.py``).
 
 vLLM stores a float8 cache as bytes that are to be multiplied by the layer's ``_k_scale`` and ``_v_scale``, one number
 or one for each head; FlashAttention and Triton also get their query in float8, to be multiplied by ``_q_scale``. What
 they take from it, tree attention takes as well.
 """
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Hashable, Iterable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from vllm.platforms import current_platform
 
 from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.verification.prefix_attention import PrefixAttention, prefix_attention
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.kernels.tree_attention import LayerArguments, Scales, TreeRows, tree_attention
+from vllm_specext.kernels.tree_attention import (
+    LayerArguments,
+    Scales,
+    TreeRows,
+    attend_to_nodes,
+    tree_attention,
+    variant,
+)
 from vllm_specext.refusals import FLOAT8_CACHES, is_quantised
+
+
+class Verifies(NamedTuple):
+    """What a layer of the target's does otherwise than a drafter's."""
+
+    over_prefixes: PrefixAttention | None
+    """What attends to the prefixes of trees, if it is not tree attention."""
+
 
 _ROWS = "vllm_specext_tree_rows"
 _WRAPPED = "vllm_specext_wrapped"
@@ -73,7 +89,8 @@ def wrap_target_layers(layers: Collection[Any], levels: int) -> None:
             )
     wrap_draft_layers(layers, levels)
     for layer in layers:
-        setattr(layer.impl, _VERIFIES, True)
+        window = _arguments(layer, levels)["sliding_window"]
+        setattr(layer.impl, _VERIFIES, Verifies(prefix_attention(layer, window)))
 
 
 @replaces(
@@ -145,13 +162,19 @@ def _wrap(layer: Any, levels: int) -> None:
         **fused: Any,
     ) -> Tensor:
         rows = attn_metadata if isinstance(attn_metadata, TreeRows) else None
-        if rows is None and getattr(impl, _VERIFIES, False):
+        verifies: Verifies | None = getattr(impl, _VERIFIES, None)
+        if rows is None and verifies is not None:
             rows = rows_of(attn_metadata)
         if rows is None:
             return stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
         if attn_metadata is not rows and attn_metadata.num_actual_tokens > rows.num_rows:
             stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
         keys, values = pages(kv_cache)
+        if verifies is not None and verifies.over_prefixes is not None:
+            lse = verifies.over_prefixes(query, keys, values, rows, output)
+            scores = {"scale": arguments["scale"], "soft_cap": arguments["soft_cap"]}
+            attend_to_nodes(query, keys, values, rows, output, lse, **scores)
+            return output
         if quantised:
             float8 = current_platform.fp8_dtype()
             keys, values = keys.view(float8), values.view(float8)
@@ -161,6 +184,14 @@ def _wrap(layer: Any, levels: int) -> None:
         return output
 
     impl.forward = forward
+
+
+def variant_of(layer: Any, query: Tensor, keys: Tensor, rows: TreeRows) -> Hashable:
+    """Name what Triton compiles for ``rows`` in a wrapped ``layer``: equal names share a binary."""
+    verifies: Verifies | None = getattr(layer.impl, _VERIFIES, None)
+    if verifies is not None and verifies.over_prefixes is not None:
+        return "nodes"  # the same for all rows
+    return variant(query, keys, rows)
 
 
 def _scales(layer: Any, query: Tensor) -> Scales:

@@ -14,7 +14,7 @@ from vllm_specext.kernels.pointers import HAS_TRITON
 from vllm_specext.kernels.tree_attention import naive, native, tiles
 from vllm_specext.kernels.tree_attention.naive import TreeRows
 
-__all__ = ["LayerArguments", "Scales", "TreeRows", "tree_attention", "variant"]
+__all__ = ["LayerArguments", "Scales", "TreeRows", "attend_to_nodes", "tree_attention", "variant"]
 
 
 class LayerArguments(TypedDict):
@@ -73,6 +73,26 @@ def tree_attention(
         native.tree_attention(query, key_cache, value_cache, rows, out, **layer, sinks=sinks)
     else:
         naive.tree_attention(query, key_cache, value_cache, rows.plan, out, **layer, **scales, sinks=sinks)
+
+
+def attend_to_nodes(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    rows: TreeRows,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    soft_cap: float = 0.0,
+) -> None:
+    """Complete in place what ``out`` ``[T, Hq, D]`` has of the prefixes on a GPU: attention of the first
+    ``rows.num_rows`` rows to their requests' prefixes, without a mask. ``lse`` ``[Hq, rows.num_rows]`` float32 are the
+    logarithms of the sums of exponentials of those scores, infinite where a prefix is empty. The other arguments are
+    those of ``tree_attention``, which knows float8, sliding windows and sinks too."""
+    from vllm_specext.kernels.tree_attention import after_prefix  # a CPU has no use for Triton, nor time to import it
+
+    after_prefix.attend_to_nodes(query, key_cache, value_cache, rows, out, lse, scale=scale, soft_cap=soft_cap)
 
 
 def variant(query: Tensor, key_cache: Tensor, rows: TreeRows) -> Hashable:

@@ -64,7 +64,7 @@ def _shares(
     slots = tl.where(has_rows, slots + num_nodes, 0).to(tl.float32)
     longest, others = tl.max(slots, 0), tl.sum(has_rows.to(tl.int32), 0) - 1
     # The longest request whole, or in so many parts: of few parts each number is tried, because one more makes much
-    # difference to the length of a run. No branch here: with one, Triton does not pipeline the loads of keys and values.
+    # difference to the length of a run. No branch here: with one, Triton does not pipeline keys and values.
     most = tl.maximum(tl.minimum(runs - others, MAX_SPLITS), 1)
     tried = tl.arange(0, LENGTHS).to(tl.float32)
     skipped = tl.maximum(most - (LENGTHS - 1), 0) / ((LENGTHS - 1) * (LENGTHS - 1))

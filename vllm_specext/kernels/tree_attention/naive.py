@@ -6,6 +6,7 @@ cache.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -34,6 +35,8 @@ class TreeRows:
     """Number of slots after the prefix that any bit may name."""
     max_seq_len: int
     """Upper bound of prefix and tree together."""
+    shared: dict[Hashable, Tensor] = field(default_factory=dict, compare=False)
+    """What the first of the step's layers has worked out for those like it."""
 
     @cached_property
     def plan(self) -> Plan:

@@ -1,5 +1,5 @@
-"""A trial that no layer uses: the second half of tree attention, after a kernel for causal attention did the first. All
-rows of a request see its whole prefix, so that a library's kernel may attend to that, and what is left are the nodes.
+"""The second half of tree attention in Triton, after another kernel did the first. All rows of a request see its whole
+prefix, so that a library's kernel may attend to that, and what is left are the nodes.
 
 Softmax goes on from any part of it: the result over the prefix and the log-sum-exp of its scores say all that a kernel
 knows when it has come to the end of the prefix. So this one begins there, and writes its result over the other's. A
@@ -20,7 +20,7 @@ BLOCK_M, BLOCK_T = 32, 32
 """Rows times heads of a program, which have so little to do that many small programs are fastest, and nodes at once."""
 
 
-@triton.jit(do_not_specialize=["num_nodes", "max_slots"])
+@triton.jit(do_not_specialize=["num_nodes", "max_slots", "stride_lse_head"])
 def _attend_to_nodes_kernel(
     query_ptr, key_ptr, value_ptr, table_ptr, start_ptr, prefix_ptr, visible_ptr, out_ptr, lse_ptr,
     stride_query_row, stride_query_head, stride_query_dim,
@@ -88,10 +88,6 @@ def attend_to_nodes(
     scale: float,
     soft_cap: float = 0.0,
 ) -> None:
-    """Complete in place what ``out`` ``[T, Hq, D]`` has of the prefixes: attention of the first ``rows.num_rows`` rows
-    to their requests' prefixes, without a mask. ``lse`` ``[Hq, rows.num_rows]`` float32 are the logarithms of the sums
-    of exponentials of those scores, infinite where a prefix is empty. The other arguments are those of
-    ``tree_attention``, which knows float8 and sliding windows too."""
     heads, head_size = query.shape[1:]
     kv_heads, page_size = key_cache.shape[1:3]
     groups = heads // kv_heads
