@@ -11,7 +11,7 @@ import torch
 from bodies import GPU, choose, fill_new_memory
 from torch import Tensor
 
-from vllm_specext.kernels.best_tokens import best_tokens, native
+from vllm_specext.kernels.best_tokens import best_token, best_tokens, native
 from vllm_specext.tree import expansion as in_torch
 
 Best = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
@@ -31,6 +31,20 @@ LOGITS = {
     "an inf": lambda random, shape: torch.randn(shape, generator=random).index_fill(-1, torch.tensor(2), torch.inf),
     "a NaN": lambda random, shape: torch.randn(shape, generator=random).index_fill(-1, torch.tensor(2), torch.nan),
 }
+
+
+@pytest.fixture(params=["torch", GPU])
+def first(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Tensor]:
+    """``best_token``."""
+    if request.param == "torch":
+        return best_token
+    choose(request.param, monkeypatch)
+
+    def on_gpu(logits: Tensor) -> Tensor:
+        wide = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device="cuda")
+        return best_token(wide.copy_(logits)).cpu()
+
+    return on_gpu
 
 
 @pytest.fixture(params=["C++", GPU])
@@ -79,6 +93,20 @@ def test_the_best_are_found_in_one_block_and_in_several(best: Best, count: int, 
     check(best, LOGITS["three values"](random, (2, count)).to(dtype), k)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("logits", LOGITS)
+def test_the_very_best_is_the_first_of_the_largest(
+    first: Callable[[Tensor], Tensor], logits: str, dtype: torch.dtype
+) -> None:
+    """So say numpy and torch. Over several blocks, and in rows of a wider buffer."""
+    random = torch.Generator().manual_seed(3)
+    for shape in ((2, 3, 100), (5, 9000)):
+        wide = LOGITS[logits](random, shape).to(dtype)
+        for made in (wide, wide[..., :67]):
+            assert first(made).dtype == torch.int64
+            assert first(made).tolist() == made.float().numpy().argmax(axis=-1).tolist()
+
+
 @pytest.mark.parametrize("falls", [False, True])
 def test_all_the_best_may_be_in_one_block(best: Best, falls: bool) -> None:
     logits = torch.arange(10000.0).log()[None]
@@ -111,6 +139,7 @@ def test_large_vocabularies_on_a_gpu(rows: int, count: int, dtype: torch.dtype) 
         pytest.skip("needs a CUDA device")
     logits = torch.randn(rows, count, generator=torch.Generator().manual_seed(0)).to(dtype)
     check(lambda made, k, sharpness: tuple(x.cpu() for x in best_tokens(made.cuda(), k, sharpness.cuda())), logits, 10)
+    assert torch.equal(best_token(logits.cuda()), logits.cuda().argmax(dim=-1))
 
 
 @pytest.mark.gpu

@@ -53,6 +53,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
 
     monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", attend, raising=False)
     monkeypatch.setattr(fa_utils, "get_scheduler_metadata", schedule, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     gpu = SimpleNamespace(count=132)
     monkeypatch.setattr(prefix_attention, "Processors", SimpleNamespace(of=lambda device: gpu))
     return calls
@@ -96,6 +97,18 @@ def test_layers_of_one_step_share_a_schedule_and_others_have_their_own(told: Any
     layers[0](query, keys, values, rows(2, 60), torch.empty_like(query))
     used = [given["scheduler_metadata"] for given in told["flash_attn_varlen_func"]]
     assert used == [f"schedule {number}" for number in (1, 1, 2, 3, 4)]
+
+
+def test_a_graph_does_not_use_the_schedule_of_a_pass_before_its_capture(
+    told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = rows(2, 60)
+    for captured in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda captured=captured: captured)
+        query, keys, values = inputs(trees)
+        PrefixAttention(0.25, 0.0)(query, keys, values, trees, torch.empty_like(query))
+    used = [given["scheduler_metadata"] for given in told["flash_attn_varlen_func"]]
+    assert used == ["schedule 1", "schedule 2"]
 
 
 def test_a_step_without_rows_launches_nothing(told: Any) -> None:

@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
+from vllm_specext.kernels.best_tokens import best_token
 
 
 class HiddenStateDrafter:
@@ -59,7 +60,12 @@ class ChainSpeculator(StepSpeculator, EagleSpeculator):
 
     def sample_draft(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """vLLM's hook: a token for each row ``[T, d]``."""
-        return self.drafter.target_ids(self.model, super().sample_draft(hidden_states, *args, **kwargs))
+        if self.draft_logits is self.acceptance_estimator is None and not self.use_local_argmax_reduction:
+            logits = self.compute_draft_logits(hidden_states, kwargs.get("spec_step_idx", 0))
+            tokens = best_token(logits)  # as vLLM's, which asks torch
+        else:
+            tokens = super().sample_draft(hidden_states, *args, **kwargs)
+        return self.drafter.target_ids(self.model, tokens)
 
     def draft_chains(self, step: Step, features: Tensor, length: int) -> Tensor:
         """vLLM's passes: one over the rows of the step with their ``features`` ``[T or more, d]``, then one for each

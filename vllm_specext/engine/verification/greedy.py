@@ -18,6 +18,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.kernels.best_tokens import best_token
 
 
 def likeliest(sampler: Sampler, logits: Tensor, request_slots: np.ndarray) -> Tensor | None:
@@ -42,7 +43,7 @@ def largest(logits: Tensor) -> Tensor:
     if logits.is_cpu:
         # torch looks at one logit after the other, which takes ten times as long.
         return torch.from_numpy(logits.float().numpy().argmax(axis=1))
-    return logits.argmax(dim=-1)
+    return best_token(logits)
 
 
 @replaces(

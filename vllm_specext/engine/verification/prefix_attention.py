@@ -72,9 +72,12 @@ class PrefixAttention:
         from vllm.v1.attention.backends.fa_utils import get_scheduler_metadata  # there is none on a CPU
 
         (heads, size), (kv_heads, page_size) = query.shape[1:], keys.shape[1:3]
-        key = heads, kv_heads, size, page_size, self.soft_cap > 0, query.dtype
-        if (made := rows.shared.get(key)) is None:
-            made = rows.shared[key] = get_scheduler_metadata(
+        # A graph has to work it out in each replay, whatever a pass before its capture has left here.
+        captured = torch.cuda.is_current_stream_capturing()
+        key = heads, kv_heads, size, page_size, self.soft_cap > 0, query.dtype, captured
+        return rows.share(
+            key,
+            lambda: get_scheduler_metadata(
                 batch_size=rows.block_table.shape[0],
                 max_seqlen_q=rows.max_query_len,
                 max_seqlen_k=rows.max_seq_len,
@@ -88,8 +91,8 @@ class PrefixAttention:
                 causal=False,
                 has_softcap=self.soft_cap > 0,
                 num_splits=parts,
-            )
-        return made
+            ),
+        )
 
 
 def most_parts(query: Tensor, keys: Tensor, rows: TreeRows, processors: int) -> int:

@@ -24,3 +24,14 @@ def best_tokens(logits: Tensor, k: int, sharpness: Tensor) -> tuple[Tensor, Tens
     if native.takes(logits, k):
         return native.best_tokens(logits, k, sharpness)
     return expansion.best_tokens(logits, k, sharpness)
+
+
+def best_token(logits: Tensor) -> Tensor:
+    """The most likely token of each row of ``logits`` ``[..., V]``, of equal ones the first: ``[...]`` int64. On a GPU
+    torch looks at a row with one block of threads, which takes several times as long for few rows."""
+    if logits.is_cuda and HAS_TRITON:
+        from vllm_specext.kernels.best_tokens import kernel  # a CPU has no use for Triton, nor time to import it
+
+        if kernel.takes(logits, 1):
+            return kernel.best_token(logits)
+    return logits.argmax(dim=-1)

@@ -6,7 +6,7 @@ cache.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,12 +36,18 @@ class TreeRows:
     max_seq_len: int
     """Upper bound of prefix and tree together."""
     shared: dict[Hashable, Tensor] = field(default_factory=dict, compare=False)
-    """What the first of the step's layers has worked out for those like it."""
+    """What layers of the step have in common."""
 
     @cached_property
     def plan(self) -> Plan:
         """Indices and mask, the same for all layers of a step that have the same pages."""
         return plan(self)
+
+    def share(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """What the first layer with this ``key`` makes, for all of them."""
+        if key not in self.shared:
+            self.shared[key] = make()
+        return self.shared[key]
 
 
 @dataclass(frozen=True)
