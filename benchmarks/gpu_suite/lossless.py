@@ -1,5 +1,6 @@
-"""The parts ``lossless`` and ``lossless_eager``: whether the tokens of every method are those of plain decoding, on
-this GPU, in CUDA graphs, as methods are served, and without.
+"""The parts ``lossless``, ``lossless_methods`` and ``lossless_eager``: whether the tokens are those of plain decoding,
+on this GPU: GRIFFIN's trees in CUDA graphs, in all ways in which they are served; every other method in graphs; and all
+without graphs.
 
 The bundled models in float32 answer the requests of ``tests/engine``, greedy and seeded, in an engine of its own for
 each configuration and several engines at a time. Where drafts are drawn, only the greedy ones are asked, because the
@@ -34,6 +35,7 @@ SHARE_OF_THE_GPU = 0.01
 LISTED_DIFFERENCES = 12
 IN_GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_capture_sizes": [1, 2, 4, 8, 25, 50, 100, 200]}
 """Compiled, and so beside plain decoding that is compiled too: those kernels round otherwise than eager passes."""
+GRIFFIN = "griffin tree"
 WRONG_BIT = "flip_an_ancestor_bit"
 HALF: dict[str, Any] = {"dtype": "float16"}
 MAY_DIFFER = 6
@@ -82,7 +84,7 @@ def methods() -> dict[str, dict[str, Any]]:
     others = {"swift": SWIFT, "slem": SLEM, "tli": TLI, "slrs": SLRS}
     own = {name: {"speculative_config": each} for name, each in others.items()}
     trees = {
-        "griffin tree": tree(24, 4),
+        GRIFFIN: tree(24, 4),
         "eagle3 tree": eagle3(24, 4),
         "dflash tree": of_method("dflash-tree", MODELS / "dflash", 24, 4),
         "moa tree": moa(24, 4),
@@ -106,13 +108,14 @@ def with_sinks() -> dict[str, Any]:
 def in_graphs() -> dict[str, Configuration]:
     from tests.engine.conftest import any_sizes, tree
 
-    griffin = tree(24, 4) | IN_GRAPHS
+    griffin = methods()[GRIFFIN] | IN_GRAPHS
     loads = tree(24, 4, BY_LOAD) | IN_GRAPHS | {"cudagraph_capture_sizes": [1, 2, 4, 8, 10, 20, 25, 40, 50]}
     half = Configuration(griffin | HALF, against="plain, float16", allowed=MAY_DIFFER)
     # What matters most comes first.
     return {
         "plain": Configuration(IN_GRAPHS, against=None),
-        "griffin tree, a wrong mask bit": Configuration(griffin, fault=WRONG_BIT),
+        f"{GRIFFIN}, a wrong mask bit": Configuration(griffin, fault=WRONG_BIT),
+        GRIFFIN: Configuration(griffin),
         "griffin by load": Configuration(loads),
         "griffin, any sizes": Configuration(any_sizes(loads), draws_sizes=True),
         "plain, float16": Configuration(IN_GRAPHS | HALF, against=None),
@@ -120,8 +123,15 @@ def in_graphs() -> dict[str, Configuration]:
         "griffin tree, float16, a wrong mask bit": replace(half, fault=WRONG_BIT),
         "plain, with sinks": Configuration(IN_GRAPHS | with_sinks(), against=None),
         "griffin tree, with sinks": Configuration(griffin | with_sinks(), against="plain, with sinks"),
-        **{name: Configuration(llm | IN_GRAPHS, greedy_only=name == "slrs") for name, llm in methods().items()},
     }
+
+
+def methods_in_graphs() -> dict[str, Configuration]:
+    """All but ``GRIFFIN``."""
+    tried = {name: Configuration(llm | IN_GRAPHS, greedy_only=name == "slrs") for name, llm in methods().items()}
+    griffin = tried.pop(GRIFFIN)
+    fault = {f"{GRIFFIN}, a wrong mask bit": replace(griffin, fault=WRONG_BIT)}
+    return {"plain": Configuration(IN_GRAPHS, against=None)} | fault | tried
 
 
 def eager() -> dict[str, Configuration]:
@@ -129,7 +139,7 @@ def eager() -> dict[str, Configuration]:
 
     return {
         "plain": Configuration(against=None),
-        "griffin tree, a wrong mask bit": Configuration(tree(24, 4), fault=WRONG_BIT),
+        f"{GRIFFIN}, a wrong mask bit": Configuration(tree(24, 4), fault=WRONG_BIT),
         **{name: Configuration(llm, greedy_only=name == "slrs") for name, llm in methods().items()},
         "griffin chain": Configuration({"speculative_config": CHAIN}),
         "griffin tree, fewer tokens to draft from": Configuration(small(tree(24, 4))),
@@ -137,7 +147,7 @@ def eager() -> dict[str, Configuration]:
     }
 
 
-CONFIGURATIONS = {"graphs": in_graphs, "eager": eager}
+CONFIGURATIONS = {"graphs": in_graphs, "methods": methods_in_graphs, "eager": eager}
 
 
 def reading(config: dict[str, Any]) -> dict[str, Any]:

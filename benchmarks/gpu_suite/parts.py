@@ -69,7 +69,7 @@ PARTS = (
     *(
         Part(
             name,
-            f"tokens of every method beside those of plain decoding, {how}",
+            f"tokens beside those of plain decoding, {how}",
             "lossless",
             "rows",
             90,
@@ -80,8 +80,9 @@ PARTS = (
             is_timed=False,
         )
         for name, which, how in (
-            ("lossless", "graphs", "in CUDA graphs"),
-            ("lossless_eager", "eager", "without"),
+            ("lossless", "graphs", "GRIFFIN's trees in CUDA graphs"),
+            ("lossless_methods", "methods", "other methods in CUDA graphs"),
+            ("lossless_eager", "eager", "without graphs"),
         )
     ),
     *(
