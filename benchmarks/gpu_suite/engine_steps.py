@@ -65,7 +65,7 @@ class Run:
             "tokens_per_second": round(tokens / taken, 1),
             **({"drafted": dict(sorted(self.drafted.items()))} if self.chooses else {}),
             "host_ms": {part: round(1000 * spent / steps, 3) for part, spent in sorted(self.host.seconds.items())},
-            **({} if load.arriving else self._profile(step_ms)),
+            **self._profile(step_ms, arriving),
         }
         if preempted := sum(request.num_preemptions for request in self.scheduler.requests.values()):
             row["wrong"] = True
@@ -115,14 +115,15 @@ class Run:
         _synchronize()
         return time.perf_counter() - begun, self.host.calls["target"] - first
 
-    def _profile(self, step_ms: float) -> dict[str, Any]:
+    def _profile(self, step_ms: float, arriving: int | None) -> dict[str, Any]:
+        """With one prompt in its steps, where prompts arrive."""
         if DEVICE == "cpu":
             return {}
         from torch.autograd import DeviceType
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            _, steps = self._steps(PROFILED_STEPS)
+            _, steps = self._steps(PROFILED_STEPS, arriving)
         events = [
             (event.name(), event.start_ns(), event.duration_ns())
             for event in profiler.profiler.kineto_results.events()

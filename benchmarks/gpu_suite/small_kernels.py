@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.gpu_suite.attention_problem import random_trees
 from benchmarks.gpu_suite.timing import DEVICE, measure
 from vllm_specext.kernels import tree_layout
-from vllm_specext.kernels.best_tokens import best_tokens
+from vllm_specext.kernels.best_tokens import best_token, best_tokens
 from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.kv_compaction import naive as naive_compaction
 from vllm_specext.kernels.kv_gather import gather
@@ -104,6 +104,10 @@ def _best_tokens(batch: int) -> Iterator[dict[str, Any]]:
     same = same and torch.allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
     ours, theirs = (partial(best, *given) for best in (best_tokens, in_torch.best_tokens))
     yield from both("most likely tokens", batch, ours, theirs, same=same)
+    of_chains = logits[:batch]
+    same = torch.equal(best_token(of_chains), of_chains.argmax(dim=-1))
+    one = partial(best_token, of_chains), partial(of_chains.argmax, dim=-1)
+    yield from both("likeliest token", batch, *one, same=same)
 
 
 def _kv_slots(batch: int) -> Iterator[dict[str, Any]]:
