@@ -75,5 +75,6 @@ def _scores(
     """``[Hq, Q, S]``, and the values of the slots ``[S, Hq, D]``."""
     page_size, groups = keys.shape[2], query.shape[1] // keys.shape[1]
     pages = rows.block_table[request][slots // page_size].long()
-    key, value = (x[pages, :, slots % page_size].repeat_interleave(groups, dim=1) for x in (keys, values))
+    of_slots = (x[pages, :, slots % page_size].to(query.dtype) for x in (keys, values))
+    key, value = (x.repeat_interleave(groups, dim=1) for x in of_slots)
     return torch.einsum("qhd,shd->hqs", query, key) * scale, value

@@ -5,25 +5,35 @@ runs then, nor what drafts chains; graphs are captured for some sizes only. Here
 is launched once, on no rows.
 """
 
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import gather_draft_sampled
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import prepare_decode_inputs
 
 from vllm_specext.engine.drafting.tree_speculator import TreeSpeculator
 from vllm_specext.engine.graph_sizes import most_drafted
-from vllm_specext.engine.verification.attention import pages, variant_of
+from vllm_specext.engine.verification.attention import (
+    leave_prefixes_to_tree_attention,
+    over_prefixes,
+    pages,
+    variant_of,
+)
 from vllm_specext.engine.verification.compaction import caches_of
+from vllm_specext.engine.verification.prefix_check import is_right
 from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.kernels.best_tokens import best_token
 from vllm_specext.kernels.calibration import calibrate
 from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.tree.calibration import Learned
+
+logger = init_logger(f"vllm.{__name__}")
 
 PADDING = 64
 """Vocabularies are padded by vLLM to a multiple of it."""
@@ -43,6 +53,7 @@ def warm_up(runner: Any) -> None:
     with torch.inference_mode():
         compile_rows(runner.input_buffers, runner.req_states.prefill_len.gpu)
         compile_compaction(trees, groups)
+        check_prefixes(groups, runner.max_model_len, runner.dtype)
         compile_attention(trees, groups, tables, most_drafted(runner.vllm_config), runner.max_model_len, runner.dtype)
         if getattr(runner.speculator, "calibrated", None) is not None:
             compile_calibration(runner.device)
@@ -77,6 +88,24 @@ def compile_compaction(trees: TreeStates, groups: Sequence[Sequence[Any]]) -> No
         nowhere = torch.zeros(1, levels + 1, dtype=torch.int64, device=trees.device)
         for layers in filter(None, groups):
             compact(caches_of(layers), nowhere, nowhere)
+
+
+def check_prefixes(groups: Sequence[Sequence[Any]], max_model_len: int, dtype: torch.dtype) -> None:
+    """Leave prefixes to tree attention in those of the target's layers where another kernel is not right."""
+    kinds: dict[tuple[Hashable, Any], list[Any]] = {}
+    for layer in filter(over_prefixes, itertools.chain.from_iterable(groups)):
+        kinds.setdefault((kind(layer), over_prefixes(layer)), []).append(layer)
+    for (_, attend), layers in kinds.items():
+        first, cache = layers[0], layers[0].kv_cache
+        if is_right(attend, cache.shape, first.num_heads, dtype, cache.device, max_model_len):
+            continue
+        logger.warning(
+            "FlashAttention 3 over the prefixes of draft trees gives other results than tree attention for layer %r, "
+            "so that tree attention does all; please report it.",
+            first.layer_name,
+        )
+        for layer in layers:
+            leave_prefixes_to_tree_attention(layer)
 
 
 def compile_attention(

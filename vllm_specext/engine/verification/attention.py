@@ -66,15 +66,6 @@ def rows_of(metadata: Any) -> TreeRows | None:
     return rows
 
 
-@replaces(
-    "vllm.v1.attention.backend.AttentionImpl.vllm_specext_verifies",
-    name="layers that verify",
-    why="a drafter's layers may share the target's metadata, and must not see the rows of trees",
-    how="added to the instances of the target's layers",
-    upstream="vllm#42121 removed the tree attention backend; asked for in vllm#18327, #37396, #40809",
-    until="vLLM verifies trees whose shape differs by request",
-    kind="added",
-)
 def wrap_target_layers(layers: Collection[Any], levels: int) -> None:
     """Wrap the target's layers, whose metadata may carry rows of draft trees before other rows.
 
@@ -90,7 +81,7 @@ def wrap_target_layers(layers: Collection[Any], levels: int) -> None:
     wrap_draft_layers(layers, levels)
     for layer in layers:
         window = _arguments(layer, levels)["sliding_window"]
-        setattr(layer.impl, _VERIFIES, Verifies(prefix_attention(layer, window)))
+        _verify_with(layer, Verifies(prefix_attention(layer, window)))
 
 
 @replaces(
@@ -186,10 +177,32 @@ def _wrap(layer: Any, levels: int) -> None:
     impl.forward = forward
 
 
+def over_prefixes(layer: Any) -> PrefixAttention | None:
+    """What attends to the prefixes of trees in a wrapped ``layer``; ``None``: tree attention."""
+    verifies: Verifies | None = getattr(layer.impl, _VERIFIES, None)
+    return None if verifies is None else verifies.over_prefixes
+
+
+def leave_prefixes_to_tree_attention(layer: Any) -> None:
+    _verify_with(layer, Verifies(None))
+
+
+@replaces(
+    "vllm.v1.attention.backend.AttentionImpl.vllm_specext_verifies",
+    name="layers that verify",
+    why="a drafter's layers may share the target's metadata, and must not see the rows of trees",
+    how="added to the instances of the target's layers",
+    upstream="vllm#42121 removed the tree attention backend; asked for in vllm#18327, #37396, #40809",
+    until="vLLM verifies trees whose shape differs by request",
+    kind="added",
+)
+def _verify_with(layer: Any, verifies: Verifies) -> None:
+    setattr(layer.impl, _VERIFIES, verifies)
+
+
 def variant_of(layer: Any, query: Tensor, keys: Tensor, rows: TreeRows) -> Hashable:
     """Name what Triton compiles for ``rows`` in a wrapped ``layer``: equal names share a binary."""
-    verifies: Verifies | None = getattr(layer.impl, _VERIFIES, None)
-    if verifies is not None and verifies.over_prefixes is not None:
+    if over_prefixes(layer) is not None:
         return "nodes"  # the same for all rows
     return variant(query, keys, rows)
 
