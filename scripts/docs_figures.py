@@ -63,6 +63,10 @@ def of_benchmark(name: str, plot: Callable[[Any, Path], None], path: Path) -> No
     plot(read(name), path)
 
 
+def of_fusion(path: Path) -> None:
+    gpu.fusion(rows_of(Store(RESULTS / "nvidia-h200"), "tgf"), path)
+
+
 FIGURES: dict[str, Draw] = {
     "cpu/tokens_per_verification": of_tokens,
     "cpu/sweep-speedup-by-concurrency": partial(of_bench, "cpu/sweep.json", plots.speedup),
@@ -81,6 +85,7 @@ FIGURES: dict[str, Draw] = {
     },
     "simulated/drafts": of_simulation,
     "nvidia-h200/engine": of_gpu,
+    "nvidia-h200/tgf": of_fusion,
 }
 """By the figure's place under ``benchmarks/results``, without a suffix."""
 

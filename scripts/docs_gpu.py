@@ -71,6 +71,42 @@ def speeds() -> str:
     return table(header, ((*load, *cells(load)) for load in rows["plain"]))
 
 
+def attention() -> str:
+    """Microseconds of tree attention by shape, alone and with another kernel for prefixes, and that kernel's causal
+    attention over as many rows."""
+    found: dict[tuple[int, ...], dict[str, dict[str, Any]]] = {}
+    for row in Store(RESULTS).rows("tree_attention"):
+        shape = row["requests"], row["context"], row["rows"], row["kv_heads"]
+        found.setdefault(shape, {})[row["implementation"]] = row
+    header = (
+        *("requests", "tokens of context", "rows of each", "heads of keys", "tree attention, µs"),
+        *("with FlashAttention 3 for prefixes, µs", "FlashAttention 3, causal, µs"),
+    )
+
+    def taken(row: dict[str, Any]) -> str:
+        return f"{row['us']:.1f} ({row['floor_share']:.2f})"
+
+    names = "ours", "ours after FlashAttention 3", "FlashAttention 3 causal"
+    return table(header, ((*shape, *(taken(rows[name]) for name in names)) for shape, rows in found.items()))
+
+
+def kernels() -> str:
+    """Microseconds of our small kernels and of torch, by requests."""
+    store = Store(RESULTS)
+    found: dict[str, dict[tuple[str, int], float]] = {}
+    for row in (*store.rows("compaction"), *store.rows("small_kernels")):
+        found.setdefault(row["what"], {})[row["implementation"], row["requests"]] = row["us"]
+    counts = sorted({requests for times in found.values() for _, requests in times})
+    header = ("what", *(f"{count} request{'s' if count > 1 else ''}" for count in counts))
+    return table(
+        header,
+        (
+            (what, *(f"{times['ours', count]:.1f} ({times['torch', count]:.0f})" for count in counts))
+            for what, times in found.items()
+        ),
+    )
+
+
 def accepted(drafter: str, draft: str) -> float:
     """Tokens per verification of a bundled drafter."""
     rows = json.loads(BUNDLED.read_text())["rows"]
@@ -88,4 +124,9 @@ def share(row: dict[str, Any], ms: float | None) -> str:
     return "" if ms is None else f"{ms / row['step_ms']:.1%}"
 
 
-TABLES: dict[str, Callable[[], str]] = {"benchmark gpu steps": steps, "benchmark gpu speeds": speeds}
+TABLES: dict[str, Callable[[], str]] = {
+    "benchmark gpu steps": steps,
+    "benchmark gpu speeds": speeds,
+    "benchmark gpu attention": attention,
+    "benchmark gpu kernels": kernels,
+}

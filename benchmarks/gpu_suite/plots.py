@@ -83,7 +83,7 @@ def _attention(rows: list[Row], path: Path) -> None:
     _save(figure, axes, path)
 
 
-def _fusion(rows: list[Row], path: Path) -> None:
+def fusion(rows: list[Row], path: Path) -> None:
     figure, axes = _grid(2)
     timed = [row for row in rows if "us" in row]
     for axis, y, label in zip(
@@ -125,7 +125,7 @@ def engine(rows: list[Row], path: Path) -> None:
 
 _PLOTS: dict[str, Callable[[list[Row], Path], None]] = {
     "tree_attention": _attention,
-    "tgf": _fusion,
+    "tgf": fusion,
     "compaction+small_kernels": _small,
     "engine": engine,
 }

@@ -82,6 +82,11 @@ def test_prefix_and_ancestors_together_are_what_rows_see(head_size: int, layout:
     close(make(**MIXED, head_size=head_size, layout=layout))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(14, 2), (3, 3), (5, 1)])
+def test_any_number_of_heads_may_share_keys(heads: int, kv_heads: int) -> None:
+    close(make(**MIXED, heads=heads, kv_heads=kv_heads))
+
+
 @pytest.mark.parametrize("drafted", [0, 40])
 @pytest.mark.parametrize("nodes", [32, 70])
 def test_bits_of_several_words(nodes: int, drafted: int) -> None:

@@ -92,7 +92,10 @@ def test_tree_attention_compiles_and_fits(compiled: tuple[int, Launched], launch
 
 
 @pytest.mark.parametrize("compiled", EVERY, indirect=True)
-@pytest.mark.parametrize(("head_size", "dtype", "soft_cap"), [(128, torch.bfloat16, 0.0), (80, torch.float16, 30.0)])
+@pytest.mark.parametrize(
+    ("head_size", "dtype", "soft_cap"),
+    [(128, torch.bfloat16, 0.0), (80, torch.float16, 30.0), (256, torch.bfloat16, 0.0)],
+)
 def test_attention_after_the_prefix_compiles(
     compiled: tuple[int, Launched], head_size: int, dtype: torch.dtype, soft_cap: float
 ) -> None:
