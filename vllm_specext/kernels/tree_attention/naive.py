@@ -35,13 +35,16 @@ class TreeRows:
     """Number of slots after the prefix that any bit may name."""
     max_seq_len: int
     """Upper bound of prefix and tree together."""
-    shared: dict[Hashable, Tensor] = field(default_factory=dict, compare=False)
-    """What layers of the step have in common."""
 
     @cached_property
     def plan(self) -> Plan:
         """Indices and mask, the same for all layers of a step that have the same pages."""
         return plan(self)
+
+    @cached_property
+    def shared(self) -> dict[Hashable, Tensor]:
+        """What layers of the step have in common."""
+        return {}
 
     def share(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """What the first layer with this ``key`` makes, for all of them."""
