@@ -13,6 +13,7 @@ from rich.console import Console
 
 from benchmarks import gpu_suite
 from benchmarks.gpu_suite import machine, plots, report, runner
+from benchmarks.gpu_suite.compiling import compile_first
 from benchmarks.gpu_suite.engine_methods import MEBIBYTES
 from benchmarks.gpu_suite.part_process import write_rows
 from benchmarks.gpu_suite.parts import PARTS, chosen
@@ -32,6 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="for all parts together (480)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder that holds one per GPU")
     parser.add_argument("--again", action="store_true", help="also parts that are done")
+    parser.add_argument(
+        "--compile", type=float, metavar="SECONDS", help="at first, on all cores, what kernels' parts need"
+    )
     parser.add_argument("--commit", help="to be recorded where the sources come without git's folder")
     parser.add_argument("--list", action="store_true", help="show the parts and end")
     parser.add_argument("--one", choices=[part.name for part in PARTS], help=argparse.SUPPRESS)
@@ -59,6 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
     command = shlex.join(["python", "-m", "benchmarks.gpu_suite", *(sys.argv[1:] if arguments is None else arguments)])
     described = machine.describe() | {"commit": machine.commit(args.commit), "command": command}
     store = Store(args.out / machine.slug(described["gpu"]))
+
+    def tell(text: str) -> None:
+        console.print(text, markup=False)
+
+    if args.compile:
+        compile_first(parts, args.compile, tell)
     became = runner.run_all(
         parts,
         store,
@@ -67,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         again=args.again,
         order=[part.name for part in PARTS],
         together=max(1, described["memory_mebibytes"] // MEBIBYTES),
-        tell=lambda text: console.print(text, markup=False),
+        tell=tell,
     )
     return summarise(console, store, became)
 
