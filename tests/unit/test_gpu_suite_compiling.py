@@ -1,6 +1,7 @@
 """The GPU suite compiles what it will time, and times nothing meanwhile."""
 
 from importlib import import_module
+from itertools import chain
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_what_takes_longest_is_begun_first_and_shares_are_all_there_is() -> None
     for job in listed:
         everything = getattr(import_module(f"benchmarks.gpu_suite.{job.module}"), job.everything)
         own = [everything[each.first :: each.of] for each in listed if each.everything == job.everything]
-        assert sorted(map(repr, sum(map(list, own), []))) == sorted(map(repr, everything))
+        assert sorted(map(repr, chain.from_iterable(own))) == sorted(map(repr, everything))
 
 
 @pytest.mark.usefixtures("restored")

@@ -27,7 +27,6 @@ from vllm_specext.engine.verification.attention import (
 from vllm_specext.engine.verification.compaction import caches_of
 from vllm_specext.engine.verification.prefix_check import is_right
 from vllm_specext.engine.verification.tree_states import TreeStates
-from vllm_specext.kernels.best_tokens import best_token
 from vllm_specext.kernels.calibration import calibrate
 from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.tree_attention import TreeRows
@@ -35,18 +34,11 @@ from vllm_specext.tree.calibration import Learned
 
 logger = init_logger(f"vllm.{__name__}")
 
-PADDING = 64
-"""Vocabularies are padded by vLLM to a multiple of it."""
-
 
 def warm_up(runner: Any) -> None:
-    """Compile what vLLM's model ``runner`` needs once its caches are laid out: nothing on a CPU, and little without
-    trees."""
-    if runner.device.type != "cuda":
-        return
-    compile_draws(runner.model_config.get_vocab_size(), runner.device, runner.dtype)
+    """Compile what vLLM's model ``runner`` needs once its caches are laid out: nothing on a CPU or without trees."""
     steps = getattr(runner.model_state, "steps", None)
-    if steps is None:
+    if steps is None or runner.device.type != "cuda":
         return
     trees, groups = steps.trees, steps.layers
     tables = [runner.block_tables.input_block_tables[group] for group in range(len(groups))]
@@ -68,11 +60,6 @@ def compile_rows(buffers: Any, prefill_lens: Tensor) -> None:
     for count in (16, 17):
         rows = torch.zeros(count, dtype=torch.int64, device=prefill_lens.device)
         gather_draft_sampled(buffers.input_ids, buffers.positions, rows, rows, rows.int(), prefill_lens)
-
-
-def compile_draws(vocabulary: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Draw for a greedy request, from logits as the target's output layer has them: cut out of wider rows."""
-    best_token(torch.zeros(1, -(-vocabulary // PADDING) * PADDING, dtype=dtype, device=device)[:, :vocabulary])
 
 
 def compile_calibration(device: torch.device) -> None:

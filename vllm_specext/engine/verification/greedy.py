@@ -18,7 +18,6 @@ from torch import Tensor
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_specext.engine.changes.replacements import replaces
-from vllm_specext.kernels.best_tokens import best_token
 
 
 def likeliest(sampler: Sampler, logits: Tensor, request_slots: np.ndarray) -> Tensor | None:
@@ -43,7 +42,8 @@ def largest(logits: Tensor) -> Tensor:
     if logits.is_cpu:
         # torch looks at one logit after the other, which takes ten times as long.
         return torch.from_numpy(logits.float().numpy().argmax(axis=1))
-    return best_token(logits)
+    # Outside of graphs: our kernels would take 3 us of the GPU instead of 26, but 130 of the host instead of 38.
+    return logits.argmax(dim=-1)
 
 
 @replaces(

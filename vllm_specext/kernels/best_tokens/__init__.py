@@ -28,7 +28,8 @@ def best_tokens(logits: Tensor, k: int, sharpness: Tensor) -> tuple[Tensor, Tens
 
 def best_token(logits: Tensor) -> Tensor:
     """The most likely token of each row of ``logits`` ``[..., V]``, of equal ones the first: ``[...]`` int64. On a GPU
-    torch looks at a row with one block of threads, which takes several times as long for few rows."""
+    torch looks at a row with one block of threads: 26 µs for 1 to 64 rows of 128,256 on an H200, where the kernels take
+    3 to 8 in a graph. Outside of one, two launches take the host longer than torch's."""
     if logits.is_cuda and HAS_TRITON:
         from vllm_specext.kernels.best_tokens import kernel  # a CPU has no use for Triton, nor time to import it
 
