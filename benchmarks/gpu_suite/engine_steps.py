@@ -5,6 +5,7 @@ so many of the whole batch are timed between two synchronisations; a profile of 
 busy per step, and so how long it waited for the host.
 """
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from typing import Any
 from benchmarks.gpu_suite.engine_methods import Load
 from benchmarks.gpu_suite.timing import DEVICE
 
-WARM_UP_STEPS, SETTLING_STEPS, STEPS, PROFILED_STEPS, STEPS_PER_PROMPT = 10, 100, 40, 8, 8
+WARM_UP_STEPS, SETTLING_STEPS, STEPS, PROFILED_STEPS, STEPS_PER_PROMPT = 10, 300, 40, 8, 8
 LISTED_KERNELS = 12
 
 
@@ -63,7 +64,7 @@ class Run:
             "step_ms": round(step_ms, 3),
             "tokens_per_step": round(tokens / steps / load.requests, 3),
             "tokens_per_second": round(tokens / taken, 1),
-            **({"drafted": dict(sorted(self.drafted.items()))} if self.chooses else {}),
+            **({"drafted": dict(sorted(self.drafted.items())), "costs": self._costs(load)} if self.chooses else {}),
             "host_ms": {part: round(1000 * spent / steps, 3) for part, spent in sorted(self.host.seconds.items())},
             **self._profile(step_ms, arriving),
         }
@@ -74,6 +75,15 @@ class Run:
         while self.engine.has_unfinished_requests():
             self.engine.step()
         return row
+
+    def _costs(self, load: Load) -> dict[str, list[float]]:
+        """How many times as long a step takes with a draft as without, and the standard deviation of its logarithm, as
+        the scheduler has measured it at this load and, where it has as many requests, at others before."""
+        known = self.scheduler.measured_drafts.choice.costs().get(load.requests.bit_length(), {})
+        return {
+            f"{size.nodes} in {size.levels}": [round(math.exp(logarithm), 3), round(variance**0.5, 3)]
+            for size, (logarithm, variance) in sorted(known.items())
+        }
 
     def _ask(self, context: int) -> None:
         """Another request, named by its number, with a prompt of its own."""

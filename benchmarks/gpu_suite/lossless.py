@@ -38,7 +38,7 @@ IN_GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_capture_sizes": 
 GRIFFIN = "griffin tree"
 WRONG_BIT = "flip_an_ancestor_bit"
 HALF: dict[str, Any] = {"dtype": "float16"}
-MAY_DIFFER = 6
+MAY_DIFFER = 3
 """Answers of 24 in float16."""
 BY_LOAD = [[1, 2, 24], [3, 4, 9], [5, 8, 4]]
 """Drafted tokens by running requests: steps of three lengths, a chain among them, in graphs that hold more requests."""

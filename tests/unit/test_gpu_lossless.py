@@ -48,9 +48,9 @@ def test_parts_in_graphs_are_all_methods_together() -> None:
     assert compared >= lossless.methods().keys()
 
 
-@pytest.mark.parametrize(("different", "wrong"), [(0, False), (6, False), (7, True)])
+@pytest.mark.parametrize(("different", "wrong"), [(0, False), (3, False), (4, True)])
 def test_as_many_answers_may_differ_as_a_configuration_allows(different: int, wrong: bool) -> None:
-    given = lossless.Configuration({"speculative_config": {}}, allowed=6)
+    given = lossless.Configuration({"speculative_config": {}}, allowed=lossless.MAY_DIFFER)
     counters = {"vllm:spec_decode_num_accepted_tokens": 7}
     one, other = (
         {"outputs": [{"ids": [token if place < different else 0]} for place in range(ALL)], "counters": counters}
