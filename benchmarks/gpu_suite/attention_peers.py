@@ -129,8 +129,8 @@ def flash_3(problem: Problem) -> Call:
 
 
 def ours_after_flash_3(problem: Problem) -> Call:
-    """The prefix with FlashAttention-3, and the nodes with our kernel, as the target's layers have it. What all layers
-    of a step share is worked out before."""
+    """The prefix with FlashAttention-3, and the nodes with our kernel, as the target has it. In a graph, every
+    copy works out how its launch is divided, which the layers of a step do once."""
     _flash_3()
     from vllm_specext.engine.verification.prefix_attention import PrefixAttention
 

@@ -60,9 +60,8 @@ class ChainSpeculator(StepSpeculator, EagleSpeculator):
 
     def sample_draft(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """vLLM's hook: a token for each row ``[T, d]``."""
-        if self.draft_logits is self.acceptance_estimator is None and not self.use_local_argmax_reduction:
-            logits = self.compute_draft_logits(hidden_states, kwargs.get("spec_step_idx", 0))
-            tokens = best_token(logits)  # as vLLM's, which asks torch
+        if self.draft_logits is None and self.acceptance_estimator is None and not self.use_local_argmax_reduction:
+            tokens = best_token(self.compute_draft_logits(hidden_states, kwargs.get("spec_step_idx", 0)))
         else:
             tokens = super().sample_draft(hidden_states, *args, **kwargs)
         return self.drafter.target_ids(self.model, tokens)
