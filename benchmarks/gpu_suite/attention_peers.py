@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu_suite.attention_problem import Problem
-from vllm_specext.kernels.tree_attention import attend_to_nodes, naive, tree_attention
+from vllm_specext.kernels.tree_attention import naive, tree_attention
 
 Call = Callable[[], Any]
 
@@ -138,7 +138,7 @@ def ours_after_flash_3(problem: Problem) -> Call:
     arguments = problem.query, problem.keys, problem.values, problem.rows, problem.out
 
     def call() -> Tensor:
-        attend_to_nodes(*arguments, over_prefixes(*arguments), scale=problem.scale)
+        over_prefixes.and_nodes(*arguments)
         return problem.out
 
     return call

@@ -10,41 +10,46 @@ from torch import Tensor
 
 def prefixes_apart() -> None:
     """What attends to prefixes and to nodes is torch's."""
-    import vllm_specext.engine.verification.attention as attention
+    from vllm_specext.engine.verification import prefix_attention, verifying_layers
 
-    attention.prefix_attention = _over_prefixes_of  # type: ignore[assignment]
-    attention.attend_to_nodes = _attend_to_nodes
+    verifying_layers.prefix_attention = _in_torch
+    prefix_attention.attend_to_nodes = _attend_to_nodes
 
 
 def forget_what_prefixes_add_up_to() -> None:
     """The nodes count as much as the whole prefix."""
-    import vllm_specext.engine.verification.attention as attention
+    from vllm_specext.engine.verification import prefix_attention
 
     prefixes_apart()
-    stock = attention.attend_to_nodes
+    stock = prefix_attention.attend_to_nodes
 
     def attend_to_nodes(query: Tensor, *others: Any, **told: Any) -> None:
         *others, lse = others
         stock(query, *others, torch.zeros_like(lse), **told)
 
-    attention.attend_to_nodes = attend_to_nodes
+    prefix_attention.attend_to_nodes = attend_to_nodes
 
 
-def _over_prefixes_of(layer: Any, sliding_window: int) -> Any:
+def _in_torch(layer: Any, sliding_window: int) -> Any:
     assert not sliding_window
-    scale = layer.impl.scale
+    from vllm_specext.engine.verification.prefix_attention import PrefixAttention
 
-    def over_prefixes(query: Tensor, keys: Tensor, values: Tensor, rows: Any, out: Tensor) -> Tensor:
-        lse = torch.full((query.shape[1], rows.num_rows), -torch.inf)
-        for request, (start, end) in enumerate(pairwise(rows.query_start_loc.tolist())):
-            slots = torch.arange(int(rows.prefix_lens[request]) if end > start else 0)
-            if len(slots):
-                scores, seen = _scores(query[start:end], keys, values, rows, request, slots, scale)
-                lse[:, start:end] = scores.logsumexp(2)
-                out[start:end] = torch.einsum("hqs,shd->qhd", scores.softmax(2), seen)
-        return lse
+    class InTorch(PrefixAttention):
+        def __call__(self, query: Tensor, keys: Tensor, values: Tensor, rows: Any, out: Tensor) -> Tensor:
+            return over_prefixes(query, keys, values, rows, out, self.scale)
 
-    return over_prefixes
+    return InTorch(layer.impl.scale, 0.0)
+
+
+def over_prefixes(query: Tensor, keys: Tensor, values: Tensor, rows: Any, out: Tensor, scale: float) -> Tensor:
+    lse = torch.full((query.shape[1], rows.num_rows), -torch.inf)
+    for request, (start, end) in enumerate(pairwise(rows.query_start_loc.tolist())):
+        slots = torch.arange(int(rows.prefix_lens[request]) if end > start else 0)
+        if len(slots):
+            scores, seen = _scores(query[start:end], keys, values, rows, request, slots, scale)
+            lse[:, start:end] = scores.logsumexp(2)
+            out[start:end] = torch.einsum("hqs,shd->qhd", scores.softmax(2), seen)
+    return lse
 
 
 def _attend_to_nodes(

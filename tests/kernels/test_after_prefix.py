@@ -150,7 +150,6 @@ def test_after_flash_attention_the_result_is_that_of_tree_attention(
     over_prefixes = PrefixAttention(SCALE, soft_cap)
     for _ in range(2):
         out = torch.full_like(case.query, 7.0)
-        given = case.query, case.keys, case.values, rows, out
-        attend_to_nodes(*given, over_prefixes(*given), scale=SCALE, soft_cap=soft_cap)
+        over_prefixes.and_nodes(case.query, case.keys, case.values, rows, out)
         torch.testing.assert_close(out.cpu().double(), case.expected(soft_cap=soft_cap), rtol=0, atol=2e-2)
     assert len(rows.shared) == 1

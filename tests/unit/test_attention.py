@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_specext.engine.verification import attention
+from vllm_specext.engine.verification import attention, prefix_attention
 from vllm_specext.engine.verification.attention import attach, wrap_draft_layers, wrap_target_layers
 from vllm_specext.engine.verification.prefix_attention import PrefixAttention
 from vllm_specext.errors import ConfigurationError
@@ -199,7 +199,7 @@ def test_nodes_are_attended_to_after_prefixes_by_the_targets_layers_alone(monkey
 
     monkeypatch.setattr(PrefixAttention, "__call__", over_prefixes)
     monkeypatch.setattr(attention, "tree_attention", lambda *args, **kwargs: called.append("tree"))
-    monkeypatch.setattr(attention, "attend_to_nodes", lambda *args, **told: called.append((args[-1], told)))
+    monkeypatch.setattr(prefix_attention, "attend_to_nodes", lambda *args, **told: called.append((args[-1], told)))
     metadata, cache = SimpleNamespace(num_actual_tokens=5), torch.zeros(1, 1, 16, 8)
     attach(metadata, rows(5))
     target.impl.forward(target, None, None, None, cache, metadata, None)

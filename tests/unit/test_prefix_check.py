@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tests.engine import apart
 from vllm_specext.engine.drafting import warm_up
-from vllm_specext.engine.verification import attention, prefix_check
-from vllm_specext.engine.verification.attention import Verifies
+from vllm_specext.engine.verification import prefix_attention, prefix_check, verifying_layers
 from vllm_specext.engine.verification.prefix_attention import PrefixAttention
 from vllm_specext.engine.verification.prefix_check import is_right
+from vllm_specext.engine.verification.verifying_layers import Verifies
 
 CACHE = torch.Size((99, 2, 16, 64))
 CPU = torch.device("cpu")
@@ -20,9 +20,7 @@ CPU = torch.device("cpu")
 
 class OfTorch(PrefixAttention):
     def __call__(self, query: Tensor, *others: Any) -> Tensor:
-        layer = SimpleNamespace(impl=SimpleNamespace(scale=self.scale))
-        sums: Tensor = apart._over_prefixes_of(layer, 0)(query.float(), *others)
-        return sums
+        return apart.over_prefixes(query.float(), *others, scale=self.scale)
 
 
 class WithTheLengthsOfTheCapture(OfTorch):
@@ -47,7 +45,7 @@ def nodes_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def attend_to_nodes(query: Tensor, *others: Any, **told: Any) -> None:
         apart._attend_to_nodes(query.float(), *others, **told)
 
-    monkeypatch.setattr(prefix_check, "attend_to_nodes", attend_to_nodes)
+    monkeypatch.setattr(prefix_attention, "attend_to_nodes", attend_to_nodes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -86,6 +84,6 @@ def test_layers_of_a_kind_that_is_not_right_have_tree_attention_for_all(
     layers = [layer(4), layer(8), layer(4), layer(4, splits=False)]
     warm_up.check_prefixes([layers[:2], layers[2:]], 4096, torch.bfloat16)
     assert tried == [4, 8]
-    assert [attention.over_prefixes(each) is not None for each in layers] == [right, True, right, False]
+    assert [verifying_layers.over_prefixes(each) is not None for each in layers] == [right, True, right, False]
     assert len(said) == (0 if right else 1)
     assert all("'model.layers.0'" in text for text in said)

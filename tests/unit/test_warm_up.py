@@ -14,9 +14,9 @@ from torch import Tensor
 from tests.kernels.gpus import H100
 from vllm_specext.engine.drafting import warm_up
 from vllm_specext.engine.graph_sizes import most_drafted
-from vllm_specext.engine.verification.attention import Verifies
 from vllm_specext.engine.verification.prefix_attention import PrefixAttention
 from vllm_specext.engine.verification.tree_states import TreeStates
+from vllm_specext.engine.verification.verifying_layers import Verifies
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.tree.budget import TreeShape
 

@@ -18,18 +18,14 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import prepar
 
 from vllm_specext.engine.drafting.tree_speculator import TreeSpeculator
 from vllm_specext.engine.graph_sizes import most_drafted
-from vllm_specext.engine.verification.attention import (
-    leave_prefixes_to_tree_attention,
-    over_prefixes,
-    pages,
-    variant_of,
-)
+from vllm_specext.engine.verification.attention import pages
 from vllm_specext.engine.verification.compaction import caches_of
 from vllm_specext.engine.verification.prefix_check import is_right
 from vllm_specext.engine.verification.tree_states import TreeStates
+from vllm_specext.engine.verification.verifying_layers import leave_prefixes_to_tree_attention, over_prefixes
 from vllm_specext.kernels.calibration import calibrate
 from vllm_specext.kernels.kv_compaction import compact
-from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.kernels.tree_attention import TreeRows, variant
 from vllm_specext.tree.calibration import Learned
 
 logger = init_logger(f"vllm.{__name__}")
@@ -115,6 +111,11 @@ def compile_attention(
                 if (found := variant_of(layer, query, keys, rows)) not in compiled:
                     compiled.add(found)
                     layer.impl.forward(layer, query, None, None, layer.kv_cache, rows, output=output)
+
+
+def variant_of(layer: Any, query: Tensor, keys: Tensor, rows: TreeRows) -> Hashable:
+    """Name what Triton compiles for ``rows`` in a wrapped ``layer``: equal names share a binary."""
+    return variant(query, keys, rows) if over_prefixes(layer) is None else "nodes"  # the same for all rows
 
 
 def query_dtype(layer: Any, dtype: torch.dtype) -> torch.dtype:

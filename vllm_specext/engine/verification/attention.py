@@ -12,36 +12,20 @@ or one for each head; FlashAttention and Triton also get their query in float8, 
 they take from it, tree attention takes as well.
 """
 
-from collections.abc import Collection, Hashable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from torch import Tensor
 from vllm.platforms import current_platform
 
 from vllm_specext.engine.changes.replacements import replaces
-from vllm_specext.engine.verification.prefix_attention import PrefixAttention, prefix_attention
+from vllm_specext.engine.verification.verifying_layers import have_verify, of_target
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.kernels.tree_attention import (
-    LayerArguments,
-    Scales,
-    TreeRows,
-    attend_to_nodes,
-    tree_attention,
-    variant,
-)
+from vllm_specext.kernels.tree_attention import LayerArguments, Scales, TreeRows, tree_attention
 from vllm_specext.refusals import FLOAT8_CACHES, is_quantised
-
-
-class Verifies(NamedTuple):
-    """What a layer of the target's does otherwise than a drafter's."""
-
-    over_prefixes: PrefixAttention | None
-    """What attends to the prefixes of trees, if it is not tree attention."""
-
 
 _ROWS = "vllm_specext_tree_rows"
 _WRAPPED = "vllm_specext_wrapped"
-_VERIFIES = "vllm_specext_verifies"
 WITH_BLOCK_TABLE = ("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "CPU_ATTN")
 """Backends whose metadata name a request's pages as tree attention reads them."""
 
@@ -80,8 +64,7 @@ def wrap_target_layers(layers: Collection[Any], levels: int) -> None:
             )
     wrap_draft_layers(layers, levels)
     for layer in layers:
-        window = _arguments(layer, levels)["sliding_window"]
-        _verify_with(layer, Verifies(prefix_attention(layer, window)))
+        have_verify(layer, _arguments(layer, levels)["sliding_window"])
 
 
 @replaces(
@@ -153,18 +136,16 @@ def _wrap(layer: Any, levels: int) -> None:
         **fused: Any,
     ) -> Tensor:
         rows = attn_metadata if isinstance(attn_metadata, TreeRows) else None
-        verifies: Verifies | None = getattr(impl, _VERIFIES, None)
-        if rows is None and verifies is not None:
+        target = of_target(impl)
+        if rows is None and target is not None:
             rows = rows_of(attn_metadata)
         if rows is None:
             return stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
         if attn_metadata is not rows and attn_metadata.num_actual_tokens > rows.num_rows:
             stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
         keys, values = pages(kv_cache)
-        if verifies is not None and verifies.over_prefixes is not None:
-            lse = verifies.over_prefixes(query, keys, values, rows, output)
-            scores = {"scale": arguments["scale"], "soft_cap": arguments["soft_cap"]}
-            attend_to_nodes(query, keys, values, rows, output, lse, **scores)
+        if target is not None and target.over_prefixes is not None:
+            target.over_prefixes.and_nodes(query, keys, values, rows, output)
             return output
         if quantised:
             float8 = current_platform.fp8_dtype()
@@ -175,36 +156,6 @@ def _wrap(layer: Any, levels: int) -> None:
         return output
 
     impl.forward = forward
-
-
-def over_prefixes(layer: Any) -> PrefixAttention | None:
-    """What attends to the prefixes of trees in a wrapped ``layer``; ``None``: tree attention."""
-    verifies: Verifies | None = getattr(layer.impl, _VERIFIES, None)
-    return None if verifies is None else verifies.over_prefixes
-
-
-def leave_prefixes_to_tree_attention(layer: Any) -> None:
-    _verify_with(layer, Verifies(None))
-
-
-@replaces(
-    "vllm.v1.attention.backend.AttentionImpl.vllm_specext_verifies",
-    name="layers that verify",
-    why="a drafter's layers may share the target's metadata, and must not see the rows of trees",
-    how="added to the instances of the target's layers",
-    upstream="vllm#42121 removed the tree attention backend; asked for in vllm#18327, #37396, #40809",
-    until="vLLM verifies trees whose shape differs by request",
-    kind="added",
-)
-def _verify_with(layer: Any, verifies: Verifies) -> None:
-    setattr(layer.impl, _VERIFIES, verifies)
-
-
-def variant_of(layer: Any, query: Tensor, keys: Tensor, rows: TreeRows) -> Hashable:
-    """Name what Triton compiles for ``rows`` in a wrapped ``layer``: equal names share a binary."""
-    if over_prefixes(layer) is not None:
-        return "nodes"  # the same for all rows
-    return variant(query, keys, rows)
 
 
 def _scales(layer: Any, query: Tensor) -> Scales:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
 
-from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.kernels.tree_attention import TreeRows, attend_to_nodes
 from vllm_specext.kernels.tree_attention.tiles import Processors
 from vllm_specext.refusals import is_quantised
 
@@ -68,6 +68,11 @@ class PrefixAttention:
         )
         return lse
 
+    def and_nodes(self, query: Tensor, keys: Tensor, values: Tensor, rows: TreeRows, out: Tensor) -> None:
+        """Write attention to prefixes and nodes together to ``out``; the arguments are the same."""
+        given = query, keys, values, rows, out
+        attend_to_nodes(*given, self(*given), scale=self.scale, soft_cap=self.soft_cap)
+
     def _schedule(self, query: Tensor, keys: Tensor, rows: TreeRows, parts: int) -> Tensor:
         from vllm.v1.attention.backends.fa_utils import get_scheduler_metadata  # there is none on a CPU
 
@@ -75,9 +80,9 @@ class PrefixAttention:
         # A graph has to work it out in each replay, whatever a pass before its capture has left here.
         captured = torch.cuda.is_current_stream_capturing()
         key = heads, kv_heads, size, page_size, self.soft_cap > 0, query.dtype, captured
-        return rows.share(
-            key,
-            lambda: get_scheduler_metadata(
+        shared = rows.shared
+        if key not in shared:
+            shared[key] = get_scheduler_metadata(
                 batch_size=rows.block_table.shape[0],
                 max_seqlen_q=rows.max_query_len,
                 max_seqlen_k=rows.max_seq_len,
@@ -91,8 +96,8 @@ class PrefixAttention:
                 causal=False,
                 has_softcap=self.soft_cap > 0,
                 num_splits=parts,
-            ),
-        )
+            )
+        return shared[key]
 
 
 def most_parts(query: Tensor, keys: Tensor, rows: TreeRows, processors: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm_specext.engine.verification.prefix_attention import PrefixAttention
-from vllm_specext.kernels.tree_attention import LayerArguments, TreeRows, attend_to_nodes, naive
+from vllm_specext.kernels.tree_attention import LayerArguments, TreeRows, naive
 from vllm_specext.tree.topology import Topology
 
 CAPTURED = 700, 1, 40, 0
@@ -43,8 +43,7 @@ def is_right(
 
     def two_layers() -> None:
         for _ in range(2):
-            given = query, keys, values, rows, out
-            attend_to_nodes(*given, attend(*given), scale=attend.scale, soft_cap=attend.soft_cap)
+            attend.and_nodes(query, keys, values, rows, out)
 
     replay = captured(two_layers) if device.type == "cuda" else two_layers
     for prefixes in (CAPTURED, REPLAYED):

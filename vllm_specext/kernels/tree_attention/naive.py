@@ -6,7 +6,7 @@ cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -43,14 +43,7 @@ class TreeRows:
 
     @cached_property
     def shared(self) -> dict[Hashable, Tensor]:
-        """What layers of the step have in common."""
-        return {}
-
-    def share(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """What the first layer with this ``key`` makes, for all of them."""
-        if key not in self.shared:
-            self.shared[key] = make()
-        return self.shared[key]
+        return {}  # what layers of the step have in common
 
 
 @dataclass(frozen=True)
