@@ -58,6 +58,15 @@ def test_what_is_right_is_used_and_what_is_not_is_noticed(
     assert is_right(kind(0.2, 0.0), CACHE, 4, dtype, CPU, 4096) is right
 
 
+def test_a_long_context_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch gathers the slots of the longest request in float32, and a million tokens would not fit."""
+    seen: list[int] = []
+    stock = prefix_check.naive.plan
+    monkeypatch.setattr(prefix_check.naive, "plan", lambda rows: (seen.append(rows.max_seq_len), stock(rows))[1])
+    assert is_right(OfTorch(0.2, 0.0), CACHE, 4, torch.float32, CPU, 1 << 20)
+    assert max(seen) < 2000
+
+
 def test_other_random_numbers_stay_as_they_are() -> None:
     before = torch.get_rng_state()
     is_right(OfTorch(0.2, 0.0), CACHE, 4, torch.float32, CPU, 4096)

@@ -22,7 +22,7 @@ from vllm_specext.refusals import is_quantised
 
 VERSION = 3
 BLOCK_M = 128
-"""Rows times heads of a program of FlashAttention 3, or a little fewer."""
+"""Rows times heads that a program of FlashAttention 3 is taken to have."""
 MOST_PARTS = 32
 """Of a request: as many as vLLM allows in graphs."""
 BYTES_OF_PARTS = 128 << 20
@@ -114,7 +114,7 @@ def prefix_attention(layer: Any, sliding_window: int) -> PrefixAttention | None:
     """What attends to the prefixes of trees in an attention ``layer``; ``None`` where tree attention does it all.
 
     In windows a node sees less of its prefix the deeper it is. Float8 and attention sinks are left to tree attention,
-    and so is all that is not FlashAttention 3: version 2 takes longer than tree attention.
+    and so is all that is not FlashAttention 3: version 2 is seldom faster than tree attention, and often much slower.
     """
     impl = layer.impl
     if getattr(impl, "vllm_flash_attn_version", None) != VERSION or impl.batch_invariant_enabled:
