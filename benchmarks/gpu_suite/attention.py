@@ -131,7 +131,7 @@ def tile_rows(
     shapes: Iterable[Shape] = TUNED, tiles: Iterable[tuple[int, ...]] = TILES, rounds: Iterable[int] = ROUNDS
 ) -> Iterator[dict[str, Any]]:
     """Tiles outside, so that each is compiled once, and what was tried before a time limit holds for all shapes."""
-    from vllm_specext.kernels.tree_attention import kernel
+    from vllm_specext.kernels.tree_attention import launching
     from vllm_specext.kernels.tree_attention.tiles import (
         MIN_RUN,
         Launch,
@@ -151,7 +151,7 @@ def tile_rows(
         row = {**_sizes(shape), "tile": how, **launch.tile._asdict(), "runs": launch.runs}
         tensors = [(each.query, each.keys, each.values, each.rows, each.out) for each in copies]
         try:
-            timing: Timing = measure(*(partial(kernel.tree_attention, *each, **options) for each in tensors))
+            timing: Timing = measure(*(partial(launching.tree_attention, *each, **options) for each in tensors))
         except Exception as error:  # most often more shared memory or registers than there are
             return row | {"skipped": f"{type(error).__name__}: {str(error)[:120]}"}
         return row | timing.row() | ceilings.ceilings().shares(work(shape), timing.us)

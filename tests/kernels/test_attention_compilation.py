@@ -12,7 +12,7 @@ import pytest
 import torch
 from compiling import EVERY, PROCESSORS, Launched, compiled, dumped
 
-from vllm_specext.kernels.tree_attention import TreeRows, after_prefix, kernel
+from vllm_specext.kernels.tree_attention import TreeRows, after_prefix, launching
 from vllm_specext.kernels.tree_attention.tiles import launch_for
 
 __all__ = ["compiled"]
@@ -58,7 +58,7 @@ def attend(
     launch = launch_for(queries, keys, rows, PROCESSORS[capability])._replace(runs=runs)
     options: dict[str, Any] = {"scale": 0.1, "soft_cap": soft_cap, "sliding_window": sliding_window}
     options["sinks"] = torch.zeros(queries.shape[1], dtype=dtype) if sinks else None
-    kernel.tree_attention(queries, keys, values, rows, out, launch=launch, **options, **scales)
+    launching.tree_attention(queries, keys, values, rows, out, launch=launch, **options, **scales)
 
 
 def compiles_and_fits(compiled: tuple[int, Launched], launch: Callable[[int], None]) -> None:

@@ -15,7 +15,7 @@ from test_tree_attention import SCALE, Case, make
 
 pytest.importorskip("triton")
 
-from vllm_specext.kernels.tree_attention import TreeRows, kernel, tiles
+from vllm_specext.kernels.tree_attention import TreeRows, launching, tiles
 from vllm_specext.kernels.tree_attention.tiles import KIB, Launch, Processors, Tile
 from vllm_specext.tree.budget import SIZES
 
@@ -93,7 +93,9 @@ def launch(case: Case, runs: int, out: torch.Tensor, tile: Tile | None = None) -
     options: dict[str, Any] = {"scale": SCALE, "soft_cap": 0.0, "sliding_window": 0}
     chosen = tiles.launch_for(case.query, case.keys, case.rows, Processors.of(case.query.device))
     tensors = case.query, case.keys, case.values, case.rows, out
-    kernel.tree_attention(*tensors, **options, **case.scales, launch=Launch(tile or chosen.tile, runs, chosen.at_once))
+    launching.tree_attention(
+        *tensors, **options, **case.scales, launch=Launch(tile or chosen.tile, runs, chosen.at_once)
+    )
 
 
 @pytest.mark.gpu

@@ -129,12 +129,12 @@ def test_a_wrong_result_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None
 @on_cpu
 def test_tiles_are_tried_beside_the_kernels_own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from vllm_specext.kernels.tree_attention import kernel
+    from vllm_specext.kernels.tree_attention import launching
     from vllm_specext.kernels.tree_attention.tiles import Processors
 
     launched = []
     monkeypatch.setattr(Processors, "of", lambda device: H100)
-    monkeypatch.setattr(kernel, "tree_attention", lambda *args, **options: launched.append(options["launch"]))
+    monkeypatch.setattr(launching, "tree_attention", lambda *args, **options: launched.append(options["launch"]))
     longer = Shape(2, 1024, 12, heads=4, kv_heads=2, head_size=32)
     tiles = [(64, 64, 4, 3), (16, 32, 4, 3), (4, 64, 4, 3)]  # for 26 rows the first is too large, the last too small
     rows = list(attention.tile_rows([SMALL, longer], tiles, [0, 1, 3]))

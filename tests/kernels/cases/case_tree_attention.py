@@ -14,7 +14,7 @@ from test_attention_sinks import *  # noqa: F403
 from test_tree_attention import *  # noqa: F403
 from test_tree_attention import MIXED, Case, close, make
 
-from vllm_specext.kernels.tree_attention import kernel
+from vllm_specext.kernels.tree_attention import kernel, launching
 from vllm_specext.kernels.tree_attention.tiles import Launch, launch_for
 
 NODES = 60
@@ -24,15 +24,15 @@ def attend(*tensors: Any, runs: int, **arguments: Any) -> None:
     query, key_cache, _, rows, _ = tensors
     defaults: dict[str, Any] = {"soft_cap": 0.0, "sliding_window": 0}
     tile = launch_for(query, key_cache, rows, H100).tile
-    kernel.tree_attention(*tensors, **(defaults | arguments), launch=Launch(tile, runs, at_once=8))
+    launching.tree_attention(*tensors, **(defaults | arguments), launch=Launch(tile, runs, at_once=8))
 
 
 @pytest.fixture(autouse=True, params=[5])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the module's own: the kernel with so many runs to share out, however short."""
     fill_new_memory(monkeypatch)
-    monkeypatch.setattr(kernel, "MIN_RUN", 1)
-    monkeypatch.setattr(kernel, "MAX_SPLITS", 16)
+    monkeypatch.setattr(launching, "MIN_RUN", 1)
+    monkeypatch.setattr(launching, "MAX_SPLITS", 16)
     monkeypatch.setattr(Case, "implementation", staticmethod(partial(attend, runs=request.param)))
 
 

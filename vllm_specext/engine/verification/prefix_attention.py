@@ -45,7 +45,7 @@ class PrefixAttention:
             return query.new_empty(query.shape[1], 0, dtype=torch.float32)
         from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func  # there is none on a CPU
 
-        parts = most_parts(query, keys, rows, Processors.of(query.device).count)
+        parts, schedule = self._division(query, keys, rows)
         # As vLLM's backend has them; with one head, a stride may be anything.
         key, value = (canonicalize_singleton_dim_strides(cache.transpose(1, 2)) for cache in (keys, values))
         _, lse = flash_attn_varlen_func(
@@ -62,7 +62,7 @@ class PrefixAttention:
             softcap=self.soft_cap,
             causal=False,
             return_softmax_lse=True,
-            scheduler_metadata=self._schedule(query, keys, rows, parts),
+            scheduler_metadata=schedule,
             num_splits=parts,
             fa_version=VERSION,
         )
@@ -73,31 +73,35 @@ class PrefixAttention:
         given = query, keys, values, rows, out
         attend_to_nodes(*given, self(*given), scale=self.scale, soft_cap=self.soft_cap)
 
-    def _schedule(self, query: Tensor, keys: Tensor, rows: TreeRows, parts: int) -> Tensor:
-        from vllm.v1.attention.backends.fa_utils import get_scheduler_metadata  # there is none on a CPU
-
+    def _division(self, query: Tensor, keys: Tensor, rows: TreeRows) -> tuple[int, Tensor]:
+        """The most parts of a prefix, and how they are shared out."""
         (heads, size), (kv_heads, page_size) = query.shape[1:], keys.shape[1:3]
         # A graph has to work it out in each replay, whatever a pass before its capture has left here.
         captured = torch.cuda.is_current_stream_capturing()
         key = heads, kv_heads, size, page_size, self.soft_cap > 0, query.dtype, captured
-        shared = rows.shared
-        if key not in shared:
-            shared[key] = get_scheduler_metadata(
-                batch_size=rows.block_table.shape[0],
-                max_seqlen_q=rows.max_query_len,
-                max_seqlen_k=rows.max_seq_len,
-                num_heads_q=heads,
-                num_heads_kv=kv_heads,
-                headdim=size,
-                cache_seqlens=rows.prefix_lens.int(),
-                qkv_dtype=query.dtype,
-                cu_seqlens_q=rows.query_start_loc,
-                page_size=page_size,
-                causal=False,
-                has_softcap=self.soft_cap > 0,
-                num_splits=parts,
-            )
-        return shared[key]
+        found: tuple[int, Tensor] | None = rows.shared.get(key)
+        if found is not None:
+            return found
+        from vllm.v1.attention.backends.fa_utils import get_scheduler_metadata  # there is none on a CPU
+
+        parts = most_parts(query, keys, rows, Processors.of(query.device).count)
+        schedule = get_scheduler_metadata(
+            batch_size=rows.block_table.shape[0],
+            max_seqlen_q=rows.max_query_len,
+            max_seqlen_k=rows.max_seq_len,
+            num_heads_q=heads,
+            num_heads_kv=kv_heads,
+            headdim=size,
+            cache_seqlens=rows.prefix_lens.int(),
+            qkv_dtype=query.dtype,
+            cu_seqlens_q=rows.query_start_loc,
+            page_size=page_size,
+            causal=False,
+            has_softcap=self.soft_cap > 0,
+            num_splits=parts,
+        )
+        rows.shared[key] = parts, schedule
+        return parts, schedule
 
 
 def most_parts(query: Tensor, keys: Tensor, rows: TreeRows, processors: int) -> int:

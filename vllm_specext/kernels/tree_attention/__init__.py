@@ -65,10 +65,9 @@ def tree_attention(
     unscaled = q_scale is k_scale is v_scale is None
     scales: Scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     if query.is_cuda and HAS_TRITON:
-        from vllm_specext.kernels.tree_attention import kernel  # a CPU has no use for Triton, nor time to import it
+        from vllm_specext.kernels.tree_attention import launching  # a CPU has no use for Triton, nor time to import it
 
-        launch = tiles.launch_for(query, key_cache, rows, tiles.Processors.of(query.device))
-        kernel.tree_attention(query, key_cache, value_cache, rows, out, **layer, **scales, sinks=sinks, launch=launch)
+        launching.tree_attention(query, key_cache, value_cache, rows, out, **layer, **scales, sinks=sinks)
     elif unscaled and native.takes(query, key_cache, value_cache, rows, out, sinks):
         native.tree_attention(query, key_cache, value_cache, rows, out, **layer, sinks=sinks)
     else:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_specext.kernels.relaunch import Relaunch, launch_as_before
 from vllm_specext.kernels.tree_attention.kernel import LOG2_E, _attend, _pages, _seen
 from vllm_specext.kernels.tree_attention.naive import TreeRows
 
@@ -22,12 +23,12 @@ BLOCK_M, BLOCK_T = 32, 32
 
 @triton.jit(do_not_specialize=["num_nodes", "max_slots", "stride_lse_head"])
 def _attend_to_nodes_kernel(
-    query_ptr, key_ptr, value_ptr, table_ptr, start_ptr, prefix_ptr, visible_ptr, out_ptr, lse_ptr,
+    query_ptr, key_ptr, value_ptr, out_ptr, lse_ptr, table_ptr, start_ptr, prefix_ptr, visible_ptr,
     stride_query_row, stride_query_head, stride_query_dim,
     stride_key_page, stride_key_head, stride_key_slot, stride_key_dim,
     stride_value_page, stride_value_head, stride_value_slot, stride_value_dim,
-    stride_table_request, stride_table, stride_visible_request, stride_visible_row, stride_visible_word,
     stride_out_row, stride_out_head, stride_out_dim, stride_lse_head, stride_lse_row,
+    stride_table_request, stride_table, stride_visible_request, stride_visible_row, stride_visible_word,
     num_nodes, max_slots, scale, soft_cap, log2_e,
     GROUPS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE_SIZE: tl.constexpr, SOFT_CAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -88,17 +89,30 @@ def attend_to_nodes(
     scale: float,
     soft_cap: float = 0.0,
 ) -> None:
+    tensors = query, key_cache, value_cache, out, lse
+    launch_as_before(rows.shared, tensors, (scale, soft_cap), lambda: _launch(tensors, rows, scale, soft_cap))
+
+
+def _launch(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], rows: TreeRows, scale: float, soft_cap: float
+) -> Relaunch:
+    query, key_cache = tensors[:2]
     heads, head_size = query.shape[1:]
     kv_heads, page_size = key_cache.shape[1:3]
     groups = heads // kv_heads
-    requests = rows.block_table.shape[0]
-    _attend_to_nodes_kernel[triton.cdiv(rows.max_query_len * groups, BLOCK_M), kv_heads, requests](
-        query, key_cache, value_cache, rows.block_table, rows.query_start_loc, rows.prefix_lens, rows.visible, out, lse,
-        *query.stride(), *key_cache.stride(), *value_cache.stride(),
-        *rows.block_table.stride(), *rows.visible.stride(), *out.stride(), *lse.stride(),
-        rows.num_nodes, min(rows.max_seq_len, rows.block_table.shape[1] * page_size),
-        # The softmax is one of powers of 2; a capped score is cap * tanh(score / cap).
-        scale / soft_cap if soft_cap else scale * LOG2_E.value, soft_cap * LOG2_E.value, LOG2_E.value,
+    return Relaunch(
+        _attend_to_nodes_kernel,
+        (triton.cdiv(rows.max_query_len * groups, BLOCK_M), kv_heads, rows.block_table.shape[0]),
+        tensors,
+        (
+            rows.block_table, rows.query_start_loc, rows.prefix_lens, rows.visible,
+            *(stride for tensor in tensors for stride in tensor.stride()),
+            *rows.block_table.stride(), *rows.visible.stride(),
+            rows.num_nodes, min(rows.max_seq_len, rows.block_table.shape[1] * page_size),
+            # The softmax is one of powers of 2; a capped score is cap * tanh(score / cap).
+            scale / soft_cap if soft_cap else scale * LOG2_E.value, soft_cap * LOG2_E.value, LOG2_E.value,
+        ),
         GROUPS=groups, HEAD_SIZE=head_size, PAGE_SIZE=page_size, SOFT_CAP=soft_cap > 0,
-        BLOCK_M=BLOCK_M, BLOCK_T=BLOCK_T, BLOCK_D=triton.next_power_of_2(head_size), num_warps=4, num_stages=1,
+        BLOCK_M=BLOCK_M, BLOCK_T=BLOCK_T, BLOCK_D=triton.next_power_of_2(head_size),
+        num_warps=4, num_stages=1,
     )  # fmt: skip

@@ -25,20 +25,8 @@ theirs would not repeat their errors, but add as many again.
 
 import math
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from vllm_specext.kernels.tree_attention.naive import TreeRows
-from vllm_specext.kernels.tree_attention.tiles import (
-    MAX_SPLITS,
-    MIN_RUN,
-    Launch,
-    lengths_tried,
-    merge_blocks,
-    row_tiles,
-)
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 
@@ -147,14 +135,14 @@ def _attend(
 
 @triton.jit(do_not_specialize=["num_nodes", "max_slots", "max_rows", "requests", "runs", "at_once"])
 def _tree_attention_kernel(
-    query_ptr, key_ptr, value_ptr, table_ptr, start_ptr, prefix_ptr, visible_ptr, out_ptr,
-    partial_ptr, lse_ptr, counts_ptr, query_scale_ptr, key_scale_ptr, value_scale_ptr, sink_ptr,
+    query_ptr, key_ptr, value_ptr, out_ptr, query_scale_ptr, key_scale_ptr, value_scale_ptr, sink_ptr,
+    table_ptr, start_ptr, prefix_ptr, visible_ptr, partial_ptr, lse_ptr, counts_ptr,
     stride_query_row, stride_query_head, stride_query_dim,
     stride_key_page, stride_key_head, stride_key_slot, stride_key_dim,
     stride_value_page, stride_value_head, stride_value_slot, stride_value_dim,
-    stride_table_request, stride_table, stride_visible_request, stride_visible_row, stride_visible_word,
     stride_out_row, stride_out_head, stride_out_dim,
     stride_query_scale, stride_key_scale, stride_value_scale, stride_sink,
+    stride_table_request, stride_table, stride_visible_request, stride_visible_row, stride_visible_word,
     num_nodes, max_slots, max_rows, requests, runs, at_once, scale, soft_cap,
     KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, MIN_RUN: tl.constexpr, MAX_SPLITS: tl.constexpr,
@@ -290,7 +278,7 @@ def _tree_attention_kernel(
 
 @triton.jit(do_not_specialize=["requests"])
 def _merge_kernel(
-    partial_ptr, lse_ptr, counts_ptr, out_ptr, start_ptr, stride_out_row, stride_out_head, stride_out_dim, requests,
+    out_ptr, partial_ptr, lse_ptr, counts_ptr, start_ptr, stride_out_row, stride_out_head, stride_out_dim, requests,
     HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
@@ -328,56 +316,3 @@ def _merge_kernel(
         top = new_top
     out_ptr += (start + row).to(tl.int64) * stride_out_row
     tl.store(out_ptr + head * stride_out_head + dim * stride_out_dim, acc / total, mask=own)
-
-
-def tree_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    rows: TreeRows,
-    out: Tensor,
-    *,
-    scale: float,
-    soft_cap: float,
-    sliding_window: int,
-    launch: Launch,
-    q_scale: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    sinks: Tensor | None = None,
-) -> None:
-    heads, head_size = query.shape[1:]
-    kv_heads, page_size = key_cache.shape[1:3]
-    requests = most_runs = rows.block_table.shape[0]
-    partial = lse = counts = None
-    (tile, runs), block_r = launch[:2], launch.block_of_requests(requests)
-    if runs > 1:
-        most_runs += runs - 1
-        counts = rows.query_start_loc.new_empty(block_r, dtype=torch.int32)
-        partial = query.new_empty(most_runs, rows.max_query_len, heads, head_size, dtype=torch.float32)
-        lse = query.new_empty(most_runs, rows.max_query_len, heads, dtype=torch.float32)
-    scales = [x if x is None else x.expand(kv_heads) for x in (q_scale, k_scale, v_scale)]
-    by_head = [*scales, sinks]
-    groups, block_d = heads // kv_heads, triton.next_power_of_2(head_size)
-    _tree_attention_kernel[row_tiles(rows.max_query_len * groups, tile), kv_heads, most_runs](
-        query, key_cache, value_cache, rows.block_table, rows.query_start_loc, rows.prefix_lens, rows.visible,
-        out, partial, lse, counts, *by_head, *query.stride(), *key_cache.stride(), *value_cache.stride(),
-        *rows.block_table.stride(), *rows.visible.stride(), *out.stride(),
-        *(0 if x is None else x.stride(0) for x in by_head),
-        rows.num_nodes, min(rows.max_seq_len, rows.block_table.shape[1] * page_size), rows.max_query_len,
-        requests, runs, launch.at_once,
-        # The softmax is one of powers of 2; a capped score is cap * tanh(score / cap).
-        scale / soft_cap if soft_cap else scale * LOG2_E.value, soft_cap * LOG2_E.value,
-        KV_HEADS=kv_heads, GROUPS=groups, HEAD_SIZE=head_size, PAGE_SIZE=page_size,
-        WINDOW=sliding_window, SOFT_CAP=soft_cap > 0, SPLIT=runs > 1, MIN_RUN=MIN_RUN, MAX_SPLITS=MAX_SPLITS,
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_T=min(tile.block_n, 32), BLOCK_D=block_d, BLOCK_R=block_r,
-        LENGTHS=lengths_tried(block_r) if runs > 1 else 0, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    if runs > 1:
-        block_h, block_s = merge_blocks(block_d)
-        # A request in several runs is longer than one, of which the batch has no more than `runs` in slots.
-        _merge_kernel[triton.cdiv(heads, block_h), rows.max_query_len, min(requests, runs - 1)](
-            partial, lse, counts, out, rows.query_start_loc, *out.stride(), requests,
-            HEADS=heads, HEAD_SIZE=head_size, BLOCK_D=block_d, BLOCK_H=block_h, BLOCK_S=block_s, BLOCK_R=block_r,
-            num_warps=4,
-        )  # fmt: skip

@@ -6,9 +6,9 @@ cache.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class TreeRows:
         return plan(self)
 
     @cached_property
-    def shared(self) -> dict[Hashable, Tensor]:
+    def shared(self) -> dict[Any, Any]:
         return {}  # what layers of the step have in common
 
 
