@@ -72,6 +72,19 @@ def draft_vocabulary() -> str:
     return table(header, lines.values())
 
 
+def float8_drafters() -> str:
+    """By drafter and by what its weights are in."""
+    told = read("float8_drafters.json")
+    whole: dict[str, float] = {}
+    lines = []
+    for row in told["rows"]:
+        own = row["tokens_per_verification"]
+        left = own / whole.setdefault(row["drafter"], own)
+        same = f"{row['same_tokens']} of {told['prompts']}"
+        lines.append((code(row["drafter"]), row["weights"], f"{own:.2f} ({left:.1%})", same))
+    return table(("drafter", "weights", "tokens per verification", "prompts with the same tokens"), lines)
+
+
 def tokens_by_depth() -> str:
     header = "drafter", "draft", "levels", "candidates a level", "accepted at depth 1, 2, ..."
     rows = []
@@ -364,6 +377,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark tokens in short": tokens_in_short,
     "benchmark tokens by depth": tokens_by_depth,
     "benchmark draft vocabulary": draft_vocabulary,
+    "benchmark float8 drafters": float8_drafters,
     "benchmark chosen drafts": chosen_drafts,
     "benchmark beside eagle3": beside_eagle3,
     "benchmark sweep": sweep,

@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     if args.list:
         for part in PARTS:
-            console.print(f"{part.name:24}{part.about}")
+            console.print(f"{part.name:28}{part.about}")
         return 0
     try:
         parts = chosen(args.parts)

@@ -46,6 +46,8 @@ class Method:
     top_k: int = 1
     fixed: bool = True
     """Whether as much is drafted at every load; otherwise as by default."""
+    float8: bool = False
+    """Whether the drafter's weights and its output layer are."""
 
     @property
     def model(self) -> str:
@@ -60,6 +62,8 @@ class Method:
         if self.drafter in STOCK:
             rates = synthetic.unconditional(synthetic.rate_for(self.nodes), self.nodes)
             return own | {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+        if self.float8:
+            own |= {"quantization": "fp8_per_channel", "draft_lm_head_quantization": "fp8"}
         if not self.fixed:
             return own
         own["tree_top_k"] = self.top_k
@@ -76,6 +80,8 @@ METHODS = {
     "eagle-chain-4": Method("eagle", 4, 4),
     "griffin-chain-4": Method("griffin", 4, 4),
     "griffin-tree-59": Method("griffin", 59, 6, top_k=10),
+    "griffin-chain-4-fp8": Method("griffin", 4, 4, float8=True),
+    "griffin-tree-59-fp8": Method("griffin", 59, 6, top_k=10, float8=True),
     "eagle3-chain-4": Method("eagle3", 4, 4),
     "eagle3-tree-59": Method("eagle3-tree", 59, 6, top_k=10),
     "griffin-tree-31": Method("griffin", 31, 6, top_k=8),

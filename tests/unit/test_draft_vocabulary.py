@@ -207,11 +207,17 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Any:
 IDS = (0, 3, 64, 65, 130, 199)
 
 
+def scoring(vocabulary: tuple[int, ...] | None, in_float8: str | None = None) -> Any:
+    """The configuration of a drafter that scores these tokens."""
+    options = SimpleNamespace(draft_lm_head_quantization=in_float8)
+    return SimpleNamespace(draft_vocabulary=vocabulary, options=options)
+
+
 @pytest.mark.parametrize("how", [{}, {"scale": 0.25}, {"soft_cap": 3.0}, {"scale": 2.0, "soft_cap": 5.0}])
 def test_the_rows_that_are_left_score_as_the_whole_layer_does(head: Any, how: dict[str, float]) -> None:
     target = SimpleNamespace(logits_processor=LogitsProcessor(200, **how))
     features = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
-    whole, few = draft_head(head, target, None), draft_head(head, target, IDS)
+    whole, few = draft_head(head, target, scoring(None)), draft_head(head, target, scoring(IDS))
     assert whole(features).shape == (5, 200)
     assert few(features).shape == (5, len(IDS))
     torch.testing.assert_close(few(features), whole(features)[:, list(IDS)])
@@ -219,11 +225,23 @@ def test_the_rows_that_are_left_score_as_the_whole_layer_does(head: Any, how: di
     assert target.logits_processor.org_vocab_size == 200  # the target goes on with its own
 
 
+@pytest.mark.parametrize("vocabulary", [None, IDS])
+def test_a_copy_in_float8_scores_nearly_as_the_layer_does(head: Any, vocabulary: tuple[int, ...] | None) -> None:
+    target = SimpleNamespace(logits_processor=LogitsProcessor(200, scale=0.5))
+    features = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    before = head.weight.clone()
+    few = draft_head(head, target, scoring(vocabulary, "fp8"))
+    assert few.head.weight.dtype == torch.float8_e4m3fn
+    assert torch.equal(head.weight, before)  # the target goes on with its own
+    expected = draft_head(head, target, scoring(vocabulary))(features)
+    assert 0 < (few(features) - expected).norm() < 0.05 * expected.norm()
+
+
 def test_places_become_the_targets_ids(head: Any) -> None:
     target = SimpleNamespace(logits_processor=LogitsProcessor(200))
     places = torch.tensor([[5, 0], [2, 4]])
-    assert draft_head(head, target, IDS).target_ids(places).tolist() == [[199, 0], [64, 130]]
-    assert draft_head(head, target, None).target_ids(places) is places
+    assert draft_head(head, target, scoring(IDS)).target_ids(places).tolist() == [[199, 0], [64, 130]]
+    assert draft_head(head, target, scoring(None)).target_ids(places) is places
 
 
 def test_the_ranks_shares_add_up_to_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,5 +263,5 @@ def test_the_ranks_shares_add_up_to_the_rows(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_quantised_output_layer_is_refused(head: Any) -> None:
     head.quant_method = SimpleNamespace()
     target = SimpleNamespace(logits_processor=LogitsProcessor(200))
-    assert "the target's is quantised (SimpleNamespace)" in refusal(lambda: draft_head(head, target, IDS))
-    assert isinstance(draft_head(head, target, None), DraftHead)
+    assert "the target's is quantised (SimpleNamespace)" in refusal(lambda: draft_head(head, target, scoring(IDS)))
+    assert isinstance(draft_head(head, target, scoring(None)), DraftHead)

@@ -16,6 +16,7 @@ from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
 from vllm_specext.declaration import Declaration, Keeps, Reads
+from vllm_specext.engine import float8
 from vllm_specext.engine.changes.guard import require_supported_vllm
 from vllm_specext.engine.registrations import register_drafter_formats, register_serving_models
 from vllm_specext.errors import ConfigurationError
@@ -64,6 +65,7 @@ class SpecExtConfig(SpeculativeConfig):
             tokenizer=target.tokenizer,
             tokenizer_mode=target.tokenizer_mode,
             dtype=target.dtype,
+            quantization=self.quantization,
             seed=target.seed,
             spec_target_max_model_len=target.max_model_len,
             enforce_eager=target.enforce_eager,
@@ -163,7 +165,7 @@ class SpecExtConfig(SpeculativeConfig):
         return isinstance(self.options, ForeignOptions) or super().draft_shares_target_positions()
 
     def compute_hash(self) -> str:
-        return f"{self.method}-{super().compute_hash()}"
+        return f"{self.method}-{self.quantization}-{super().compute_hash()}"
 
 
 def is_ours(speculative_config: object) -> bool:
@@ -192,6 +194,7 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     if options.predicted is not None:
         refuse(f"{method.name} with predictions", RUNNABLE["given"].declares, launch)
     _check_schedule(options.num_speculative_tokens_per_batch_size)
+    float8.check(options, model.dtype)
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
     register_drafter_formats()
     prepared: Prepared = load(method.preparation)(options, launch)

@@ -5,7 +5,14 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from vllm_specext.options.base import MAX_DRAFT_TOKENS
-from vllm_specext.options.trees import BLOCK_DROP, NUM_DRAFTED, TOP_K, DrafterOptions
+from vllm_specext.options.trees import (
+    BLOCK_DROP,
+    HEAD_QUANTIZATION,
+    NUM_DRAFTED,
+    QUANTIZATION,
+    TOP_K,
+    DrafterOptions,
+)
 from vllm_specext.tree.budget import TreeShape
 
 
@@ -18,18 +25,24 @@ class StockDrafterOptions(DrafterOptions):
     num_speculative_tokens: int = Field(59, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
 
 
-class Eagle3TreeOptions(StockDrafterOptions):
+class EagleOptions(StockDrafterOptions):
+    """The keys that methods share whose drafters read the target's hidden states."""
+
+    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
+    quantization: Literal["fp8_per_channel"] | None = Field(None, description=QUANTIZATION)
+    draft_lm_head_quantization: Literal["fp8"] | None = Field(None, description=HEAD_QUANTIZATION)
+
+
+class Eagle3TreeOptions(EagleOptions):
     stock_method = "eagle3"
 
     method: Literal["eagle3-tree"] = "eagle3-tree"
-    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
 
 
-class EagleTreeOptions(StockDrafterOptions):
+class EagleTreeOptions(EagleOptions):
     stock_method = "eagle"
 
     method: Literal["eagle-tree"] = "eagle-tree"
-    disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)
 
 
 class DraftModelTreeOptions(StockDrafterOptions):

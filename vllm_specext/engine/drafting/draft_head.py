@@ -3,7 +3,6 @@
 Shapes: ``T`` rows of features, ``d`` hidden size, ``S`` tokens that are scored, ``V`` the target's.
 """
 
-from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -13,7 +12,9 @@ from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 
+from vllm_specext.engine.drafting.float8_head import Float8Head
 from vllm_specext.engine.drafting.target import logits_processor_of
+from vllm_specext.engine.float8 import has_head_in_float8
 from vllm_specext.errors import ConfigurationError
 
 
@@ -36,17 +37,18 @@ class DraftHead(nn.Module):
         return tokens if self.ids is None else self.ids[tokens]
 
 
-def draft_head(head: Any, target_model: Any, vocabulary: Sequence[int] | None) -> DraftHead:
-    """The target's ``head`` for a drafter that scores the tokens of ``vocabulary``, all where there is none, with the
-    target's scale and cap of logits.
+def draft_head(head: Any, target_model: Any, config: Any) -> DraftHead:
+    """The target's ``head`` for a drafter that scores the tokens that ``config``, the ``SpecExtConfig``, has for it,
+    with the target's scale and cap of logits; a copy in float8, if it asks for that.
 
     Frequent tokens have low ids, and most of them would be the first rank's. So all ranks gather the rows once, and
     split them anew: each multiplies by as many, and step by step a shorter row of logits is gathered. Raises
     ``ConfigurationError`` for a quantised head.
     """
-    processor = logits_processor_of(target_model)
+    processor, vocabulary = logits_processor_of(target_model), config.draft_vocabulary
+    in_float8 = has_head_in_float8(config.options)
     if vocabulary is None:
-        return DraftHead(head, processor)
+        return DraftHead(Float8Head(head) if in_float8 else head, processor)
     ids = torch.tensor(vocabulary, dtype=torch.int64, device=head.weight.device)
     rows = _rows(head, ids)
     with rows.device:
@@ -55,7 +57,7 @@ def draft_head(head: Any, target_model: Any, vocabulary: Sequence[int] | None) -
     small.quant_method.process_weights_after_loading(small)
     scoring = copy(processor)
     scoring.vocab_size = scoring.org_vocab_size = len(ids)
-    return DraftHead(small, scoring, ids)
+    return DraftHead(Float8Head(small) if in_float8 else small, scoring, ids)
 
 
 def _rows(head: Any, ids: Tensor) -> Tensor:

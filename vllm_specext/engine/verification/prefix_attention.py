@@ -79,7 +79,8 @@ class PrefixAttention:
         # A graph has to work it out in each replay, whatever a pass before its capture has left here.
         captured = torch.cuda.is_current_stream_capturing()
         key = heads, kv_heads, size, page_size, self.soft_cap > 0, query.dtype, captured
-        found: tuple[int, Tensor] | None = rows.shared.get(key)
+        shared = rows.shared
+        found: tuple[int, Tensor] | None = shared.get(key)
         if found is not None:
             return found
         from vllm.v1.attention.backends.fa_utils import get_scheduler_metadata  # there is none on a CPU
@@ -100,7 +101,7 @@ class PrefixAttention:
             has_softcap=self.soft_cap > 0,
             num_splits=parts,
         )
-        rows.shared[key] = parts, schedule
+        shared[key] = parts, schedule
         return parts, schedule
 
 

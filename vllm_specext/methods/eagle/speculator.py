@@ -7,16 +7,36 @@ EAGLE-3's feature of a token is a linear function of hidden states that several 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.config import VllmConfig
 
+from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.drafting.float8_head import Float8Head
 from vllm_specext.engine.drafting.hidden_states import HiddenStateDrafter
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Step
 from vllm_specext.engine.drafting.tree_speculator import hidden_state_speculator
+from vllm_specext.engine.float8 import has_head_in_float8
 
 
-class Eagle3Drafter(HiddenStateDrafter):
+class EagleDrafter(HiddenStateDrafter):
+    @replaces(
+        "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM.lm_head",
+        name="output layer in float8",
+        why="vLLM 0.32 has no drafters with an output layer in float8",
+        how="set to a copy, where draft_lm_head_quantization asks for it",
+        upstream="vLLM 0.33's own key of that name, for its own methods",
+        until="no vLLM is supported without it, and it is for any method",
+        kind="set",
+    )
+    def load(self, target_model: Any, vllm_config: VllmConfig) -> nn.Module:
+        drafter: Any = super().load(target_model, vllm_config)
+        if has_head_in_float8(vllm_config.speculative_config.options):
+            drafter.lm_head = Float8Head(drafter.lm_head)
+        return drafter
+
+
+class Eagle3Drafter(EagleDrafter):
     def features(self, model: Any, step: Step, rows: Tensor | None) -> Tensor:
         if not step.aux_hidden_states:
             raise RuntimeError("the target gave no auxiliary hidden states")
@@ -32,4 +52,4 @@ def eagle3(vllm_config: VllmConfig, device: torch.device) -> StepSpeculator:
 
 def eagle(vllm_config: VllmConfig, device: torch.device) -> StepSpeculator:
     """The same of EAGLE-1 and EAGLE-2 drafters."""
-    return hidden_state_speculator(vllm_config, device, HiddenStateDrafter())
+    return hidden_state_speculator(vllm_config, device, EagleDrafter())

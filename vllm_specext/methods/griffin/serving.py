@@ -24,9 +24,15 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.models.llama import LlamaAttention
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.model_executor.models.utils import (
+    AutoWeightsLoader,
+    WeightsMapper,
+    get_draft_quant_config,
+    maybe_prefix,
+)
 
 from vllm_specext.engine.drafting.draft_head import DraftHead
 from vllm_specext.kernels.token_guided_fusion import (
@@ -40,12 +46,16 @@ from vllm_specext.methods.griffin.from_eagle import as_griffin
 
 
 class FusionMLP(nn.Module):
-    def __init__(self, config: PretrainedConfig, prefix: str) -> None:
+    def __init__(self, config: PretrainedConfig, quant_config: QuantizationConfig | None, prefix: str) -> None:
         super().__init__()
         d = config.hidden_size
         self.input_layernorm = RMSNorm(d, eps=config.rms_norm_eps)
-        self.up_proj = ColumnParallelLinear(2 * d, config.tgf_size, bias=False, prefix=f"{prefix}.up_proj")
-        self.down_proj = RowParallelLinear(config.tgf_size, d, bias=False, prefix=f"{prefix}.down_proj")
+        self.up_proj = ColumnParallelLinear(
+            2 * d, config.tgf_size, bias=False, quant_config=quant_config, prefix=f"{prefix}.up_proj"
+        )
+        self.down_proj = RowParallelLinear(
+            config.tgf_size, d, bias=False, quant_config=quant_config, prefix=f"{prefix}.down_proj"
+        )
 
     def forward(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
         both = torch.cat((self.input_layernorm(hidden), self.input_layernorm(embeddings)), dim=-1)
@@ -54,13 +64,13 @@ class FusionMLP(nn.Module):
 
 
 class TokenGuidedFusion(nn.Module):
-    def __init__(self, config: PretrainedConfig, prefix: str) -> None:
+    def __init__(self, config: PretrainedConfig, quant_config: QuantizationConfig | None, prefix: str) -> None:
         super().__init__()
         d = config.hidden_size
         # Its whole output goes through a norm, so splitting it over ranks would cost a gather for a small matrix.
-        self.fc = ReplicatedLinear(2 * d, d, bias=True, prefix=f"{prefix}.fc")
+        self.fc = ReplicatedLinear(2 * d, d, bias=True, quant_config=quant_config, prefix=f"{prefix}.fc")
         self.post_attention_layernorm = RMSNorm(d, eps=config.rms_norm_eps)
-        self.mlp = FusionMLP(config, f"{prefix}.mlp")
+        self.mlp = FusionMLP(config, quant_config, f"{prefix}.mlp")
         self.has_kernels = fused_up_to_rows(self.post_attention_layernorm.weight.device, torch.get_default_dtype()) > 0
 
     def forward(self, features: Tensor, token_ids: Tensor, embed_tokens: nn.Module) -> Tensor:
@@ -107,11 +117,15 @@ def _is_table(embed_tokens: nn.Module, dtype: torch.dtype) -> TypeGuard[VocabPar
 
 
 class TwoHeadedMLP(nn.Module):
-    def __init__(self, config: PretrainedConfig, prefix: str) -> None:
+    def __init__(self, config: PretrainedConfig, quant_config: QuantizationConfig | None, prefix: str) -> None:
         super().__init__()
         d, width = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = MergedColumnParallelLinear(d, [width] * 2, bias=False, prefix=f"{prefix}.gate_up_proj")
-        self.down_proj = RowParallelLinear(width, 2 * d, bias=False, prefix=f"{prefix}.down_proj")
+        self.gate_up_proj = MergedColumnParallelLinear(
+            d, [width] * 2, bias=False, quant_config=quant_config, prefix=f"{prefix}.gate_up_proj"
+        )
+        self.down_proj = RowParallelLinear(
+            width, 2 * d, bias=False, quant_config=quant_config, prefix=f"{prefix}.down_proj"
+        )
         self.act_fn = SiluAndMul()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,7 +135,13 @@ class TwoHeadedMLP(nn.Module):
 
 
 class GriffinLayer(nn.Module):
-    def __init__(self, vllm_config: VllmConfig, config: PretrainedConfig, prefix: str) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        config: PretrainedConfig,
+        quant_config: QuantizationConfig | None,
+        prefix: str,
+    ) -> None:
         super().__init__()
         self.self_attn = LlamaAttention(
             config=config,
@@ -131,10 +151,11 @@ class GriffinLayer(nn.Module):
             max_position_embeddings=config.max_position_embeddings,
             bias=config.qkv_bias,
             cache_config=vllm_config.cache_config,
+            quant_config=quant_config,
             prefix=f"{prefix}.self_attn",
         )
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = TwoHeadedMLP(config, f"{prefix}.mlp")
+        self.mlp = TwoHeadedMLP(config, quant_config, f"{prefix}.mlp")
 
     def forward(self, positions: Tensor, hidden: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Predict and regress feature, each ``[T, d]``; with ``rows`` of these alone, and zeros elsewhere. Of the other
@@ -160,9 +181,12 @@ class GriffinModel(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(
             config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "embed_tokens")
         )
-        self.fc = TokenGuidedFusion(config, maybe_prefix(prefix, "fc"))
+        quant_config = get_draft_quant_config(vllm_config)
+        self.fc = TokenGuidedFusion(config, quant_config, maybe_prefix(prefix, "fc"))
         # vLLM tells attention layers apart by the number in their name, so ours follows the target's.
-        self.layers = nn.ModuleList([GriffinLayer(vllm_config, config, maybe_prefix(prefix, f"layers.{layer_id}"))])
+        self.layers = nn.ModuleList(
+            [GriffinLayer(vllm_config, config, quant_config, maybe_prefix(prefix, f"layers.{layer_id}"))]
+        )
         self.rows: Tensor | None = None
         """The rows of a pass whose features are asked for, where not all are."""
 

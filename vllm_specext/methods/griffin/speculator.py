@@ -19,8 +19,7 @@ from vllm_specext.engine.drafting.tree_speculator import hidden_state_speculator
 class GriffinDrafter(HiddenStateDrafter):
     def load(self, target_model: Any, vllm_config: VllmConfig) -> nn.Module:
         drafter: Any = super().load(target_model, vllm_config)
-        vocabulary = vllm_config.speculative_config.draft_vocabulary
-        drafter.draft_head = draft_head(drafter.lm_head, target_model, vocabulary)
+        drafter.draft_head = draft_head(drafter.lm_head, target_model, vllm_config.speculative_config)
         return drafter
 
     def ask_for(self, model: Any, rows: Tensor | None) -> None:

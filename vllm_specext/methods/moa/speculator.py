@@ -48,7 +48,7 @@ class MoASpeculator(RootedSpeculator):
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter: Any = load_eagle_model(target_model, self.vllm_config)
-        drafter.draft_head = draft_head(drafter.lm_head, target_model, self.speculative_config.draft_vocabulary)
+        drafter.draft_head = draft_head(drafter.lm_head, target_model, self.speculative_config)
         layers = get_layers_from_vllm_config(self.vllm_config, Attention)
         self.target_names = [name for name in layers if name in target_attn_layer_names]
         self.inferred_names: set[str] = set()

@@ -1,0 +1,36 @@
+"""What drafters with weights in float8 want of a launch."""
+
+import torch
+from vllm.platforms import current_platform
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.options.base import MethodOptions
+
+KEYS = "quantization", "draft_lm_head_quantization"
+
+CAPABILITY = 89
+"""Ten times the compute capability from which on NVIDIA's GPUs multiply float8."""
+
+
+def check(options: MethodOptions, dtype: torch.dtype) -> None:
+    """Refuse what vLLM would refuse later, in another process: float8 beside weights of the target's ``dtype``, or on
+    the GPU at hand. Raises ``ConfigurationError``."""
+    for key in KEYS:
+        value = getattr(options, key, None)
+        if value is None:
+            continue
+        if dtype not in (torch.bfloat16, torch.float16):
+            raise ConfigurationError(
+                f"speculative-config key {key!r} is {value!r}, but the target's weights are in "
+                f"{str(dtype).removeprefix('torch.')}; allowed beside float8 are bfloat16 and float16 (--dtype)."
+            )
+        if current_platform.is_cuda() and not current_platform.has_device_capability(CAPABILITY):
+            raise ConfigurationError(
+                f"speculative-config key {key!r} is {value!r}, but the GPU has no float8; it needs a compute "
+                f"capability of {CAPABILITY / 10} or more."
+            )
+
+
+def has_head_in_float8(options: MethodOptions) -> bool:
+    """Whether the drafter's output layer is to be a copy in float8."""
+    return getattr(options, "draft_lm_head_quantization", None) is not None
