@@ -17,6 +17,9 @@ from benchmarks.gpu_suite.timing import DEVICE
 
 WARM_UP_STEPS, SETTLING_STEPS, STEPS, PROFILED_STEPS, STEPS_PER_PROMPT = 10, 300, 40, 8, 8
 LISTED_KERNELS = 12
+GRAPHS = ("cudaGraphLaunch", "cuGraphLaunch")
+LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaMemcpyAsync", "cudaMemsetAsync", "cuMemcpy", "cuMemset", *GRAPHS)
+"""What names of CUDA's functions begin with that give the GPU something to do without waiting for it."""
 
 
 class Run:
@@ -134,12 +137,14 @@ class Run:
 
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             _, steps = self._steps(PROFILED_STEPS, arriving)
-        events = [
+        events = profiler.profiler.kineto_results.events()
+        of_gpu = [
             (event.name(), event.start_ns(), event.duration_ns())
-            for event in profiler.profiler.kineto_results.events()
+            for event in events
             if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
         ]
-        return busy(events, steps, step_ms)
+        of_host = (event.name() for event in events if event.device_type() == DeviceType.CPU)
+        return busy(of_gpu, steps, step_ms) | host_calls(of_host, steps)
 
 
 def busy(events: Iterable[tuple[str, int, int]], steps: int, step_ms: float) -> dict[str, Any]:
@@ -163,6 +168,17 @@ def busy(events: Iterable[tuple[str, int, int]], steps: int, step_ms: float) -> 
             {"name": name[:100], "ms_per_step": round(spent / 1e6 / steps, 4), "per_step": round(count / steps, 1)}
             for name, (spent, count) in most
         ],
+    }
+
+
+def host_calls(names: Iterable[str], steps: int) -> dict[str, float]:
+    """From the names of the host's calls of CUDA: what a step launches outside of graphs, and how many graphs."""
+    counts = Counter(name.startswith(GRAPHS) for name in names if name.startswith(LAUNCHES))
+    if not counts:  # the profiler has not listened to the host
+        return {}
+    return {
+        "host_launches_per_step": round(counts[False] / steps, 1),
+        "graphs_per_step": round(counts[True] / steps, 1),
     }
 
 

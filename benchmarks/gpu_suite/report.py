@@ -30,10 +30,14 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "lossless_eager": LOSSLESS,
     "engine": (
         *("method", "requests", "context", "load", "step_ms", "gpu_busy_ms", "gpu_idle_share", "launches_per_step"),
+        *("host_launches_per_step", "graphs_per_step"),
         *("tokens_per_step", "faster_from", "tokens_per_second", "message"),
     ),
 }
-OF_OTHER_STEPS = ("gpu_busy_ms", "gpu_idle_ms", "gpu_idle_share", "launches_per_step")
+OF_OTHER_STEPS = (
+    *("gpu_busy_ms", "gpu_idle_ms", "gpu_idle_share", "launches_per_step"),
+    *("host_launches_per_step", "graphs_per_step"),
+)
 """What a profile of other steps than those that are timed says, which where drafts have no fixed size is nothing."""
 BEST_TILES = 3
 BY_SHAPE = {"attention_tiles": ("requests", "context", "nodes"), "tgf_tiles": ("rows",)}

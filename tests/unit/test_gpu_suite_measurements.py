@@ -94,6 +94,19 @@ def test_busy_time_counts_what_runs_side_by_side_once() -> None:
     assert found["kernels"][0] == {"name": "a", "ms_per_step": 1.5, "per_step": 1.0}
 
 
+def test_launches_of_the_host_and_its_graphs_are_counted_apart() -> None:
+    names = [
+        "cudaLaunchKernel",
+        "cuLaunchKernelEx",
+        "cudaGraphLaunch",
+        "cudaMemcpyAsync",
+        "cudaStreamSynchronize",
+        "aten",
+    ]
+    assert engine_steps.host_calls(names, 2) == {"host_launches_per_step": 1.5, "graphs_per_step": 0.5}
+    assert engine_steps.host_calls(["cudaEventQuery"], 2) == {}
+
+
 @on_cpu
 @pytest.mark.parametrize("shape", [SMALL, LEVEL])
 def test_all_implementations_are_given_the_same_problem(shape: Shape) -> None:
