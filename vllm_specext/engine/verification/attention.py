@@ -19,6 +19,7 @@ from torch import Tensor
 from vllm.platforms import current_platform
 
 from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.verification.other_rows import for_others
 from vllm_specext.engine.verification.verifying_layers import have_verify, of_target
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import LayerArguments, Scales, TreeRows, tree_attention
@@ -142,7 +143,7 @@ def _wrap(layer: Any, levels: int) -> None:
         if rows is None:
             return stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
         if attn_metadata is not rows and attn_metadata.num_actual_tokens > rows.num_rows:
-            stock(layer, query, key, value, kv_cache, attn_metadata, output=output, **fused)
+            stock(layer, query, key, value, kv_cache, for_others(attn_metadata, rows), output=output, **fused)
         keys, values = pages(kv_cache)
         if target is not None and target.over_prefixes is not None:
             target.over_prefixes.and_nodes(query, keys, values, rows, output)
