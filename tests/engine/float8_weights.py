@@ -4,28 +4,29 @@ from typing import Any
 
 
 def float8_beside_float32() -> None:
-    """Nobody refuses it, and every matrix of the drafter, but for the embedding, has to be in float8 in the end."""
+    """Nobody refuses it. Every linear layer of a drafter that asks for it has to be in float8 in the end, and none of
+    the target's."""
     import torch
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.layers.quantization.online.base import OnlineQuantizationConfig
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
     import vllm_specext.engine.float8 as ours
-    from vllm_specext.engine.drafting.hidden_states import HiddenStateDrafter
 
     allowed = classmethod(lambda cls: [torch.float32])
     OnlineQuantizationConfig.get_supported_act_dtypes = allowed  # type: ignore[method-assign, assignment]
     ours.check = lambda options, dtype: None
-    stock = HiddenStateDrafter.load
+    stock = BaseModelLoader.load_model
 
-    def load(self: Any, target_model: Any, vllm_config: Any) -> Any:
-        drafter = stock(self, target_model, vllm_config)
-        weights = [module.weight for module in drafter.modules() if isinstance(module, LinearBase)]
-        wanted = vllm_config.speculative_config.quantization is not None
+    def load_model(self: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+        model = stock(self, vllm_config, model_config, prefix)
+        weights = [module.weight for module in model.modules() if isinstance(module, LinearBase)]
+        wanted = model_config.quantization is not None
         assert weights
         assert all((weight.dtype == torch.float8_e4m3fn) == wanted for weight in weights)
-        return drafter
+        return model
 
-    HiddenStateDrafter.load = load  # type: ignore[method-assign]
+    BaseModelLoader.load_model = load_model  # type: ignore[method-assign]
 
 
 def float8_every_draft() -> None:

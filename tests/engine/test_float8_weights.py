@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from vllm.platforms import current_platform
 
-from tests.engine.conftest import CHAIN, Result, eagle3, moa, of_method, small, tree
+from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, of_method, small, tree
 from tests.engine.test_eagle_formats import eagle1
+from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.test_moa import accepted
+from tests.engine.workload import FOREIGN_BPE, FOREIGN_BYTES, TARGET
 
 Engines = Callable[..., Result]
 
@@ -38,14 +40,30 @@ def with_keys(llm: dict[str, Any], *keys: dict[str, str]) -> dict[str, Any]:
         pytest.param(small(TREE), (LAYERS, HEAD), marks=extended),
         pytest.param(eagle3(24, 4), (LAYERS, HEAD), marks=extended),
         pytest.param(moa(24, 4), (HEAD,), marks=extended),
+        pytest.param(of_method("draft-model-tree", TARGET, 24, 4), (LAYERS,), marks=extended),
+        pytest.param(foreign("slem", FOREIGN_BPE), (LAYERS,), marks=extended),
+        pytest.param(foreign("tli", FOREIGN_BPE), (LAYERS,), marks=extended),
     ],
-    ids=["griffin", "griffin-chain", "griffin-layers", "griffin-of-few-tokens", "eagle3", "moa"],
+    ids=[
+        *("griffin", "griffin-chain", "griffin-layers", "griffin-of-few-tokens", "eagle3", "moa"),
+        *("draft-model", "slem", "tli"),
+    ],
 )
 def test_drafts_give_the_tokens_of_plain_decoding(
     engines: Engines, llm: dict[str, Any], keys: tuple[dict[str, str], ...]
 ) -> None:
     result, whole = engines(with_keys(llm, *keys), **BESIDE), engines(llm)
     assert differing(result, engines({})) == []
+    assert accepted(result) > 0.95 * accepted(whole)
+
+
+@extended
+def test_drafts_that_are_drawn_do_for_greedy_requests(engines: Engines) -> None:
+    greedy = [one for one in ROUND if one["sampling"]["temperature"] == 0 and "logit_bias" not in one["sampling"]]
+    assert len(greedy) > 5
+    slrs = foreign("slrs", FOREIGN_BYTES)
+    result, whole = engines(with_keys(slrs, LAYERS), rounds=[greedy], **BESIDE), engines(slrs, rounds=[greedy])
+    assert differing(result, engines({}, rounds=[greedy])) == []
     assert accepted(result) > 0.95 * accepted(whole)
 
 

@@ -89,6 +89,7 @@ class SpecExtConfig(SpeculativeConfig):
             model=self.model,
             runner="draft",
             dtype=target.dtype,
+            quantization=self.quantization,
             seed=target.seed,
             enforce_eager=target.enforce_eager,
             trust_remote_code=target.trust_remote_code,

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from vllm_specext.options.base import MAX_DRAFT_TOKENS, CheckpointOptions
+from vllm_specext.options.base import MAX_DRAFT_TOKENS, QUANTIZATION, CheckpointOptions
 
 LOOKBEHIND = 10
 """Tokens of the text so far that are encoded again together with new ones, unless the user says otherwise."""
@@ -17,6 +17,7 @@ class ForeignOptions(CheckpointOptions):
     """The keys that methods share whose drafter is any language model, with any tokenizer."""
 
     model: str = Field(min_length=1, description="the drafter: a directory or a hub id of a causal language model")
+    quantization: Literal["fp8_per_channel"] | None = Field(None, description=QUANTIZATION)
 
     @property
     def lookbehind(self) -> int:

@@ -4,12 +4,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from vllm_specext.options.base import MAX_DRAFT_TOKENS
+from vllm_specext.options.base import MAX_DRAFT_TOKENS, QUANTIZATION
 from vllm_specext.options.trees import (
     BLOCK_DROP,
     HEAD_QUANTIZATION,
     NUM_DRAFTED,
-    QUANTIZATION,
     TOP_K,
     DrafterOptions,
 )
@@ -51,6 +50,7 @@ class DraftModelTreeOptions(StockDrafterOptions):
 
     method: Literal["draft-model-tree"] = "draft-model-tree"
     model: str = Field(min_length=1, description="the drafter: a directory or a hub id of a causal language model")
+    quantization: Literal["fp8_per_channel"] | None = Field(None, description=QUANTIZATION)
 
 
 class BlockOptions(StockDrafterOptions):

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from vllm_specext.options.base import MAX_DRAFT_TOKENS, CheckpointOptions, MethodOptions, Predicted
+from vllm_specext.options.base import MAX_DRAFT_TOKENS, QUANTIZATION, CheckpointOptions, MethodOptions, Predicted
 from vllm_specext.tree.budget import TreeShape, shape_for
 
 TOP_K = (
@@ -26,10 +26,6 @@ TREE_KEYS = frozenset(
 BLOCK_DROP = "keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
 
 
-QUANTIZATION = (
-    "weights of the drafter's layers in float8, as vLLM makes them: they take half the time to read, and drafts may "
-    "differ a little"
-)
 HEAD_QUANTIZATION = "float8 for the output layer that the drafter scores tokens with; of the target's it gets a copy"
 
 NUM_DRAFTED = "most drafted tokens verified at once; the chain's length when tree_top_k is 1"

@@ -26,9 +26,8 @@ def prepare(options: ForeignOptions, launch: Launch) -> Prepared:
     directory = drafter_directory(options.model, options.revision, LANGUAGE_MODEL)
     check_files(directory, LANGUAGE_MODEL)
     check_config(directory)
-    fields = options.model_dump(
-        include={"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}, exclude_none=True
-    )
+    kept = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size", "quantization"}
+    fields = options.model_dump(include=kept, exclude_none=True)
     return Prepared({**fields, "model": str(directory)})
 
 
