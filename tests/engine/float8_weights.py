@@ -15,7 +15,7 @@ def float8_beside_float32() -> None:
 
     allowed = classmethod(lambda cls: [torch.float32])
     OnlineQuantizationConfig.get_supported_act_dtypes = allowed  # type: ignore[method-assign, assignment]
-    ours.check = lambda options, dtype: None
+    ours.check = lambda options, model: None
     stock = BaseModelLoader.load_model
 
     def load_model(self: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:

@@ -23,6 +23,10 @@ def options(own: dict[str, str], kind: Any = GriffinOptions) -> Any:
     return parse(kind, {"method": kind.model_fields["method"].default, "model": "folder"} | own)
 
 
+def target(dtype: torch.dtype, head: torch.dtype | None = None) -> Any:
+    return SimpleNamespace(dtype=dtype, head_dtype=head or dtype)
+
+
 @pytest.mark.parametrize("rows_at_once", [1, 3, 100])
 def test_each_row_has_its_own_scale(monkeypatch: pytest.MonkeyPatch, rows_at_once: int) -> None:
     monkeypatch.setattr(float8_head, "AT_ONCE", 64 * rows_at_once)
@@ -44,16 +48,25 @@ def test_each_row_has_its_own_scale(monkeypatch: pytest.MonkeyPatch, rows_at_onc
 @pytest.mark.parametrize("kind", [GriffinOptions, Eagle3TreeOptions, EagleTreeOptions])
 def test_float8_is_for_targets_in_16_bits(own: dict[str, str], kind: Any) -> None:
     asked = options(own, kind)
-    float8.check(asked, torch.bfloat16)
-    float8.check(asked, torch.float16)
+    float8.check(asked, target(torch.bfloat16))
+    float8.check(asked, target(torch.float16))
     with pytest.raises(ConfigurationError) as refused:
-        float8.check(asked, torch.float32)
+        float8.check(asked, target(torch.float32))
     key, value = next(iter(own.items()))
     assert str(refused.value) == (
         f"speculative-config key '{key}' is '{value}', but the target's weights are in float32; allowed beside float8 "
         "are bfloat16 and float16 (--dtype)."
     )
-    float8.check(options({}, kind), torch.float32)
+    float8.check(options({}, kind), target(torch.float32))
+
+
+def test_an_output_layer_of_another_type_than_the_weights_is_refused() -> None:
+    model = target(torch.bfloat16, torch.float32)
+    float8.check(options(LAYERS), model)
+    with pytest.raises(
+        ConfigurationError, match=r"in float32 \(head_dtype\); allowed is bfloat16"
+    ):
+        float8.check(options(LAYERS | HEAD), model)
 
 
 def test_gpus_without_float8_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +76,10 @@ def test_gpus_without_float8_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             type(current_platform), "has_device_capability", lambda *args, has=capability: args[-1] <= has
         )
         if fits:
-            float8.check(options(LAYERS | HEAD), torch.bfloat16)
+            float8.check(options(LAYERS | HEAD), target(torch.bfloat16))
             continue
         with pytest.raises(ConfigurationError, match=r"'quantization' is .* a compute capability of 8\.9 or more"):
-            float8.check(options(LAYERS | HEAD), torch.bfloat16)
+            float8.check(options(LAYERS | HEAD), target(torch.bfloat16))
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     if options.predicted is not None:
         refuse(f"{method.name} with predictions", RUNNABLE["given"].declares, launch)
     _check_schedule(options.num_speculative_tokens_per_batch_size)
-    float8.check(options, model.dtype)
+    float8.check(options, model)
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
     register_drafter_formats()
     prepared: Prepared = load(method.preparation)(options, launch)

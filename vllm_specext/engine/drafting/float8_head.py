@@ -22,7 +22,10 @@ from vllm.platforms import current_platform
 from vllm_specext.errors import ConfigurationError
 
 AT_ONCE = 16 << 20
-"""Weights that are converted at once, each of which takes four bytes meanwhile."""
+"""Weights that are converted at once, each of which takes a few bytes in float32 meanwhile."""
+
+SMALLEST = torch.finfo(torch.float32).tiny
+"""Scale of a row of zeros."""
 
 
 class Float8Head(nn.Module):
@@ -70,11 +73,12 @@ class _Product:
 def by_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """``weight`` ``[V, d]`` in float8, and what its rows are to be multiplied by, ``[V, 1]`` float32."""
     low, high = get_fp8_min_max()
-    scale = weight.abs().amax(dim=1, keepdim=True).float() / high
-    scale.clamp_(min=torch.finfo(torch.float32).tiny)  # of a row of zeros
     found = torch.empty_like(weight, dtype=current_platform.fp8_dtype())
+    scales = torch.empty(len(weight), 1, dtype=torch.float32, device=weight.device)
     rows = max(1, AT_ONCE // weight.shape[1])
     for first in range(0, len(weight), rows):
-        some = slice(first, first + rows)
-        found[some] = (weight[some].float() / scale[some]).clamp(low, high).to(found.dtype)
-    return found, scale
+        some = weight[first : first + rows].float()
+        scale = (some.abs().amax(dim=1, keepdim=True) / high).clamp(min=SMALLEST)
+        scales[first : first + rows] = scale
+        found[first : first + rows] = (some / scale).clamp(low, high).to(found.dtype)
+    return found, scales
