@@ -24,6 +24,9 @@ class Load:
         return {"requests": self.requests, "context": self.context, "load": load}
 
 
+IN_FLOAT8 = {"quantization": "fp8_per_channel", "draft_lm_head_quantization": "fp8"}
+"""A drafter's keys."""
+
 LOADS = (
     *(Load(requests, 1024) for requests in (1, 4, 16, 64)),
     *(Load(requests, 8192) for requests in (1, 4, 8)),
@@ -63,7 +66,7 @@ class Method:
             rates = synthetic.unconditional(synthetic.rate_for(self.nodes), self.nodes)
             return own | {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
         if self.float8:
-            own |= {"quantization": "fp8_per_channel", "draft_lm_head_quantization": "fp8"}
+            own |= IN_FLOAT8
         if not self.fixed:
             return own
         own["tree_top_k"] = self.top_k

@@ -26,6 +26,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_suite.engine_methods import IN_FLOAT8
 from benchmarks.gpu_suite.machine import ROOT
 
 AT_ONCE = max(2, 3 * (os.cpu_count() or 1) // 4)
@@ -111,6 +112,7 @@ def in_graphs() -> dict[str, Configuration]:
     griffin = methods()[GRIFFIN] | IN_GRAPHS
     loads = tree(24, 4, BY_LOAD) | IN_GRAPHS | {"cudagraph_capture_sizes": [1, 2, 4, 8, 10, 20, 25, 40, 50]}
     half = Configuration(griffin | HALF, against="plain, float16", allowed=MAY_DIFFER)
+    in_float8 = {"speculative_config": griffin["speculative_config"] | IN_FLOAT8}
     # What matters most comes first.
     return {
         "plain": Configuration(IN_GRAPHS, against=None),
@@ -123,6 +125,7 @@ def in_graphs() -> dict[str, Configuration]:
         "griffin tree, float16, a wrong mask bit": replace(half, fault=WRONG_BIT),
         "plain, with sinks": Configuration(IN_GRAPHS | with_sinks(), against=None),
         "griffin tree, with sinks": Configuration(griffin | with_sinks(), against="plain, with sinks"),
+        "griffin tree, float16, drafter in float8": replace(half, llm=griffin | HALF | in_float8),
     }
 
 

@@ -63,9 +63,7 @@ def test_float8_is_for_targets_in_16_bits(own: dict[str, str], kind: Any) -> Non
 def test_an_output_layer_of_another_type_than_the_weights_is_refused() -> None:
     model = target(torch.bfloat16, torch.float32)
     float8.check(options(LAYERS), model)
-    with pytest.raises(
-        ConfigurationError, match=r"in float32 \(head_dtype\); allowed is bfloat16"
-    ):
+    with pytest.raises(ConfigurationError, match=r"in float32 \(head_dtype\); allowed is bfloat16"):
         float8.check(options(LAYERS | HEAD), model)
 
 
