@@ -19,14 +19,15 @@ from benchmarks.gpu_suite.engine_methods import Load
 size = dummy_models.Size(128, 256, 8, 2, 1, 64, 512)
 loads = Load(1, 32), Load(2, 32), Load(2, 32, arriving=True)
 options = {"kv_cache_memory_bytes": 64 << 20, "enforce_eager": True, "max_num_batched_tokens": 512}
-for row in engine.rows(sys.argv[1], size, loads, "float32", 2048, **options):
+for row in engine.rows(sys.argv[1], size, loads, sys.argv[2], 2048, **options):
     print("row", json.dumps(row), flush=True)
 """
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_measured_at_every_load(name: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, name], cwd=ROOT, capture_output=True, text=True, check=False)
+    program = [sys.executable, "-c", PROGRAM, name, "bfloat16" if METHODS[name].float8 else "float32"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     rows: list[dict[str, Any]] = [
         json.loads(line.removeprefix("row ")) for line in done.stdout.splitlines() if line.startswith("row ")
