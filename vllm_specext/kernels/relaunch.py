@@ -1,6 +1,6 @@
 """Launches of Triton kernels that are made again with other tensors.
 
-Whenever a kernel is called, Triton works out of each argument what was compiled for, which takes the host 20
+Whenever a kernel is called, Triton works out of each argument what was compiled for, which takes the host some 20
 microseconds with sixty arguments. Layers of a step launch the same kernels on the same batch and differ in a few
 tensors: a launch that is made again goes straight to the same binary, and takes 4.
 """
@@ -29,16 +29,16 @@ def launch_as_before(
     same: tuple[Hashable, ...],
     first: Callable[[], Launched],
 ) -> None:
-    """Make a launch with ``tensors``, of which the first is one, as it was made before with others of the same types
-    and strides, where what else it depends on, ``same``, was equal. ``first`` makes one that was not made before;
-    what it returns is ``kept``.
+    """Launch with ``tensors`` as before with others of the same types and strides, if all that a launch depends on
+    besides, ``same``, was equal. Otherwise ``first`` launches with them, and what it returns is ``kept`` for the next.
 
-    Rows of tensors may differ in number: they say nothing of the launch."""
+    The first tensor is never ``None``. How many rows tensors have may differ: it says nothing of the launch."""
     if not _aligned(tensors):
         first()
         return
     # What a graph captures may not use the memory of a pass before it.
-    captured = tensors[0] is not None and tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    assert tensors[0] is not None
+    captured = tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
     forms = tuple(None if each is None else (each.dtype, each.shape[1:], each.stride()) for each in tensors)
     key = captured, forms, same
     before = kept.get(key)
