@@ -208,69 +208,6 @@ def step_profile() -> str:
     return table(("ms of a step", *found), rows)
 
 
-def swift_sets() -> str:
-    header = (
-        "set",
-        "skipped",
-        "matchness",
-        "tokens per verification",
-        "x plain, by the paper's formula",
-        "x plain, measured",
-    )
-    rows = []
-    for row in read("swift_search.json")["with restarts"]["sets"]:
-        measured = f"{row['measured_speedup']:.2f} ({row['lowest']:.2f} to {row['highest']:.2f})"
-        figures = [f"{row[key]:.2f}" for key in ("matchness", "tokens_per_verification", "expected_speedup")]
-        rows.append((row["set"], row["skipped"], *figures, measured))
-    return table(header, rows)
-
-
-def swift_stream() -> str:
-    header = (
-        "search",
-        "text",
-        "tokens per verification",
-        "right tokens in the chains",
-        "restarts so far",
-        "set at the end",
-    )
-    rows = []
-    for search, measured in read("swift_search.json").items():
-        for phase in measured["phases"]:
-            figures = f"{phase['tokens_per_verification']:.2f}", f"{phase['right_in_chains']:.3f}"
-            rows.append(
-                (
-                    swift_search(search),
-                    phase["kind"],
-                    *figures,
-                    phase["restarts"],
-                    phase["set"],
-                )
-            )
-    return table(header, rows)
-
-
-def swift_cost() -> str:
-    header = (
-        "search",
-        "steps with an evaluation",
-        "share of the time: evaluation",
-        "search beside it",
-        "slowest step beside it",
-    )
-    rows = []
-    for search, measured in read("swift_search.json").items():
-        cost = measured["cost"]
-        shares = (f"{cost[key]:.1%}" for key in ("share_of_time_evaluation", "share_of_time_search_beside_evaluation"))
-        slowest = f"{cost['largest_step_beside_evaluation_relative_to_median']:.2f} x median"
-        rows.append((swift_search(search), cost["steps_with_evaluation"], *shares, slowest))
-    return table(header, rows)
-
-
-def swift_search(name: str) -> str:
-    return "without restarts" if name == "without" else name
-
-
 def nodes_by_load() -> str:
     """Median speed relative to no nodes."""
     ratios: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
@@ -387,9 +324,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark foreign": foreign,
     "benchmark foreign time": foreign_time,
     "benchmark step profile": step_profile,
-    "benchmark swift sets": swift_sets,
-    "benchmark swift stream": swift_stream,
-    "benchmark swift cost": swift_cost,
     "benchmark predicted answers": predicted_answers,
     "benchmark nodes by load": nodes_by_load,
     "benchmark simulated drafts": partial(simulated, "drafts"),

@@ -19,6 +19,7 @@ from scripts import (
     docs_drafters,
     docs_gpu,
     docs_reference,
+    docs_swift,
     docs_trees,
     docs_versions,
 )
@@ -31,6 +32,7 @@ TABLES: dict[str, Callable[[], str]] = (
     docs_reference.TABLES
     | docs_benchmarks.TABLES
     | docs_trees.TABLES
+    | docs_swift.TABLES
     | docs_drafters.TABLES
     | docs_gpu.TABLES
     | docs_architecture.TABLES

@@ -4,14 +4,16 @@ from typing import Any
 
 
 def float8_beside_float32() -> None:
-    """Nobody refuses it. Every linear layer of a drafter that asks for it has to be in float8 in the end, and none of
-    the target's."""
+    """Nobody refuses it. In the end, every linear layer of a drafter that asks for it has to be in float8, and none of
+    the target's; and the drafter's output layer, if it asks for that."""
     import torch
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.layers.quantization.online.base import OnlineQuantizationConfig
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
     import vllm_specext.engine.float8 as ours
+    from vllm_specext.engine.drafting.float8_head import Float8Head
 
     allowed = classmethod(lambda cls: [torch.float32])
     OnlineQuantizationConfig.get_supported_act_dtypes = allowed  # type: ignore[method-assign, assignment]
@@ -27,6 +29,14 @@ def float8_beside_float32() -> None:
         return model
 
     BaseModelLoader.load_model = load_model  # type: ignore[method-assign]
+    stock_drafter = DraftModelSpeculator.load_model
+
+    def load_drafter(self: Any, target_model: Any) -> None:
+        stock_drafter(self, target_model)
+        found = any(isinstance(module, Float8Head) for module in self.model.modules())
+        assert found == ours.has_head_in_float8(self.speculative_config.options)
+
+    DraftModelSpeculator.load_model = load_drafter  # type: ignore[method-assign]
 
 
 def float8_every_draft() -> None:
