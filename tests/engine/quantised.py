@@ -50,14 +50,18 @@ SCHEMES: dict[str, Any] = {
 """Formats of compressed-tensors: weights and activations of 8 bits, or weights alone of 4."""
 
 
-def quantised(folder: Path, scheme: str, source: Path = TARGET) -> Path:
-    """``source`` with the products of all its layers in one of ``SCHEMES``."""
+def quantised(folder: Path, scheme: str, source: Path = TARGET, head: bool = False) -> Path:
+    """``source`` with the products of all its layers in one of ``SCHEMES``, and of an output layer of its own."""
     copy_tokenizer(folder)
     name, group, of = SCHEMES[scheme]
     tensors: dict[str, Tensor] = {}
-    for key, tensor in load_file(source / "model.safetensors").items():
+    found = load_file(source / "model.safetensors")
+    if head:
+        found["lm_head.weight"] = found["model.embed_tokens.weight"]
+    for key, tensor in found.items():
         stem, weight = key.rpartition(".")[::2]
-        if weight == "weight" and stem.endswith("_proj") and "input_proj" not in stem:
+        product = (stem.endswith("_proj") and "input_proj" not in stem) or (head and stem == "lm_head")
+        if product and weight == "weight":
             tensors |= {f"{stem}.{part}": made for part, made in of(tensor.float()).items()}
         else:
             tensors[key] = tensor
@@ -66,9 +70,10 @@ def quantised(folder: Path, scheme: str, source: Path = TARGET) -> Path:
         "quant_method": "compressed-tensors",
         "format": name,
         "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"]} | group},
-        "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear", *["re:.*lm_head"] * head]} | group},
+        "ignore": [] if head else ["lm_head"],
     }
+    config["tie_word_embeddings"] &= not head
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

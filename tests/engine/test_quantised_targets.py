@@ -83,6 +83,17 @@ def test_nearly_all_answers_are_those_of_plain_decoding(
 
 
 @extended
+@pytest.mark.parametrize("llm", [TREE, eagle3(24, 4)], ids=["griffin", "eagle3"])
+def test_those_of_an_output_layer_that_is_quantised_too_are(
+    engines: Engines, tmp_path: Path, llm: dict[str, Any]
+) -> None:
+    target = {"model": str(quantised(tmp_path, "int8", head=True))}
+    result = engines(target | llm, **LOOKED_AT)
+    assert len(differing(result, engines(target))) <= MOST
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 200
+
+
+@extended
 def test_those_of_a_quantised_mtp_module_are(engines: Engines, tmp_path: Path) -> None:
     whole, eight_bits = tmp_path / "whole", tmp_path / "int8"
     whole.mkdir()

@@ -49,8 +49,7 @@ def draft_head(head: Any, target_model: Any, config: Any) -> DraftHead:
     in_float8 = has_head_in_float8(config.options)
     if vocabulary is None:
         return DraftHead(Float8Head(head) if in_float8 else head, processor)
-    ids = torch.tensor(vocabulary, dtype=torch.int64, device=head.weight.device)
-    rows = _rows(head, ids)
+    ids, rows = _rows(head, torch.tensor(vocabulary))
     with rows.device:
         small = ParallelLMHead(*rows.shape, params_dtype=rows.dtype)
     small.weight_loader(small.weight, rows)
@@ -60,8 +59,8 @@ def draft_head(head: Any, target_model: Any, config: Any) -> DraftHead:
     return DraftHead(Float8Head(small) if in_float8 else small, scoring, ids)
 
 
-def _rows(head: Any, ids: Tensor) -> Tensor:
-    """The head's rows ``[S, d]``, of which each rank has its share, on all ranks."""
+def _rows(head: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """``ids`` where the head is, and its rows ``[S, d]``, of which each rank has its share, on all ranks."""
     shard = head.shard_indices
     plain = isinstance(head.quant_method, UnquantizedEmbeddingMethod | UnquantizedLinearMethod)
     if not plain or len(head.weight) < shard.num_org_elements:
@@ -69,9 +68,10 @@ def _rows(head: Any, ids: Tensor) -> Tensor:
             f"draft_vocab_size and d2t need an output layer whose rows can be taken, but the target's is quantised "
             f"({type(head.quant_method).__name__}); without them the drafter scores all tokens."
         )
+    ids = ids.to(head.weight.device)  # quantised heads may have none
     first = shard.org_vocab_start_index
     own = (ids >= first) & (ids < shard.org_vocab_end_index)
     found: Tensor = head.weight.detach()[torch.where(own, ids - first, 0)]
     found[~own] = 0
     # One rank's share and zeros: the sum is exact.
-    return tensor_model_parallel_all_reduce(found) if head.tp_size > 1 else found
+    return ids, tensor_model_parallel_all_reduce(found) if head.tp_size > 1 else found
