@@ -8,6 +8,7 @@ from scripts.released_drafters import IN_SHORT, RELEASED, Released
 HUB = "https://huggingface.co/"
 SHORT_NAMES = {
     "eagle3-tree": "EAGLE-3",
+    "peagle-tree": "P-EAGLE",
     "dflash-tree": "DFlash",
     "dspark-tree": "DSpark",
     "griffin": "GRIFFIN",

@@ -125,7 +125,11 @@ RELEASED = (
     eagle3("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3"),
     eagle3("google/gemma-4-12B-it", "deepseek-ai/eagle3_gemma4_12b_ttt7"),
     eagle3("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
+    Released(
+        "openai/gpt-oss-20b", "peagle-tree", ("amazon/GPT-OSS-20B-P-EAGLE", "amazon/gpt-oss-20b-p-eagle-long-context")
+    ),
     eagle3("openai/gpt-oss-120b", "nvidia/gpt-oss-120b-Eagle3-v3"),
+    Released("openai/gpt-oss-120b", "peagle-tree", ("amazon/gpt-oss-120b-p-eagle",)),
     eagle3("mistralai/Mistral-Small-24B-Instruct-2501", "cvalgian/EAGLE3-Mistral-Small-24B-Instruct-2501"),
     eagle("mistralai/Mixtral-8x7B-Instruct-v0.1", "yuhuili/EAGLE-mixtral-instruct-8x7B"),
     Released("XiaomiMiMo/MiMo-7B-RL", "mtp-tree", ()),

@@ -19,6 +19,7 @@ from vllm_specext.options.stock import (
     DSparkTreeOptions,
     Eagle3TreeOptions,
     EagleTreeOptions,
+    PEagleTreeOptions,
 )
 from vllm_specext.options.swift import SwiftOptions
 from vllm_specext.options.trees import GriffinOptions, MoAOptions, MtpTreeOptions
@@ -109,6 +110,20 @@ METHODS: dict[str, Method] = {
             preparation="vllm_specext.methods.eagle.prepare:prepare",
             check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.eagle.speculator:eagle",
+        ),
+        Method(
+            name="peagle-tree",
+            summary="trees of vLLM's P-EAGLE drafters, EAGLE-3's that draft all positions at once (arXiv 2602.01469)",
+            options=PEagleTreeOptions,
+            declares=Declaration(
+                reads=Reads.AUXILIARY_STATES,
+                keeps=Keeps.BESIDE_THE_TARGETS,
+                bears=WITHOUT_CONNECTOR - {"multimodal", "mrope"},
+                last_block_stale=True,
+            ),
+            preparation="vllm_specext.methods.eagle.prepare:prepare",
+            check="vllm_specext.methods.stock.prepare:check",
+            speculator="vllm_specext.methods.eagle.at_once:PEagleSpeculator",
         ),
         Method(
             name="dflash-tree",

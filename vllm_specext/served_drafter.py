@@ -21,7 +21,7 @@ from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import keys, short
 
 AS_TREES = {
-    method.options.stock_method: name
+    method.options.speculators_type or method.options.stock_method: name
     for name, method in METHODS.items()
     if issubclass(method.options, StockDrafterOptions)
 }

@@ -5,6 +5,7 @@ from typing import Any
 
 VLLMS_DRAFTERS = {
     "eagle3-tree": "vllm.model_executor.models.llama_eagle3:Eagle3LlamaForCausalLM",
+    "peagle-tree": "vllm.model_executor.models.llama_eagle3:Eagle3LlamaForCausalLM",
     "dflash-tree": "vllm.model_executor.models.qwen3_dflash:DFlashQwen3ForCausalLM",
     "dspark-tree": "vllm.model_executor.models.qwen3_dspark:Qwen3DSparkForCausalLM",
     "mtp-tree": "vllm.model_executor.models.mimo_mtp:MiMoMTP",
@@ -48,17 +49,19 @@ def record_drafter(method: str, path: str) -> None:
         return made
 
     drafter.forward = forward
-    if method in ("dflash-tree", "dspark-tree"):
-        record_drafts(passes, path)
+    if method in ("peagle-tree", "dflash-tree", "dspark-tree"):
+        record_drafts(method, passes, path)
 
 
-def record_drafts(passes: list[dict[str, Any]], path: str) -> None:
+def record_drafts(method: str, passes: list[dict[str, Any]], path: str) -> None:
     """Add the tokens of every draft to the last of its ``passes``."""
     import torch
 
     from vllm_specext.methods.block.speculator import BlockSpeculator
+    from vllm_specext.methods.eagle.at_once import PEagleSpeculator
 
-    stock = BlockSpeculator.draft
+    speculator: Any = PEagleSpeculator if method == "peagle-tree" else BlockSpeculator
+    stock = speculator.draft
 
     def draft(self: Any, step: Any) -> Any:
         made = stock(self, step)
@@ -67,4 +70,4 @@ def record_drafts(passes: list[dict[str, Any]], path: str) -> None:
             torch.save(passes, path)
         return made
 
-    BlockSpeculator.draft = draft  # type: ignore[method-assign]
+    speculator.draft = draft

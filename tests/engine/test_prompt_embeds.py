@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.conftest import AGAIN, CHAIN, ROOMY, ROUND, TIGHT_FOR_TREES, Result, eagle3, moa, of_method, tree
 from tests.engine.embeddings import ALL, OWN, SOME
+from tests.engine.p_eagle import p_eagle_tree
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
@@ -71,11 +72,13 @@ def test_so_have_those_after_which_a_made_drafter_drafts(
     plain: Result,
     folder: Path,  # noqa: F811
     mimo: Path,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     """Little of which is accepted."""
-    result = run(engines, dspark(folder, 24, 4), keep_async=True)
-    assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 20
+    for made in (dspark(folder, 24, 4), p_eagle_tree(tmp_path / "drafter")):
+        result = run(engines, made, keep_async=True)
+        assert differing(result, plain) == []
+        assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 20
     result = run(engines, mtp(mimo), keep_async=True)
     assert differing(result, run(engines, {"model": str(mimo)})) == []
     assert result["sizes"]["24"] > 60

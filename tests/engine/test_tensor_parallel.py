@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, of_method, small, tree
+from tests.engine.p_eagle import p_eagle_tree
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
@@ -85,6 +86,12 @@ def test_two_ranks_draft_the_same_blocks(two_ranks: Engines) -> None:
     result = two_ranks(of_method("dflash-tree", DFLASH, 24, 4))
     assert differing(result, two_ranks({})) == []
     assert result["sizes"]["24"] > 50
+
+
+def test_two_ranks_draft_the_same_positions(two_ranks: Engines, tmp_path: Path) -> None:
+    result = two_ranks(p_eagle_tree(tmp_path))
+    assert differing(result, two_ranks({})) == []
+    assert result["sizes"]["24"] > 40
 
 
 def test_two_ranks_share_the_sinks_of_heads(two_ranks: Engines, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import ROUND, Result, eagle3, moa, of_method, tree
+from tests.engine.p_eagle import p_eagle_tree
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import differing
@@ -48,6 +49,13 @@ def test_drafts_give_the_tokens_of_plain_decoding(engines: Engines, llm: dict[st
     result = run(engines, llm)
     assert differing(result, run(engines, {})) == []
     assert accepted(result) > least
+
+
+@extended
+def test_p_eagle_does(engines: Engines, tmp_path: Path) -> None:
+    result = run(engines, p_eagle_tree(tmp_path))
+    assert differing(result, run(engines, {})) == []
+    assert accepted(result) > 60
 
 
 @extended

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.eagle import prepare as module
-from vllm_specext.options.stock import Eagle3TreeOptions, EagleTreeOptions
+from vllm_specext.registry import METHODS
 
 VOCABULARY, DRAFTED, D, TARGET_D, HEADS, KV_HEADS, MLP, TARGET_LAYERS, CONTEXT = 40, 24, 16, 16, 4, 2, 20, 12, 64
 WEIGHTS, BIN, INDEX = "model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"
@@ -167,7 +167,7 @@ def drop(name: str) -> Edit:
 
 def prepared(folder: Path, method: str = "eagle3-tree", trust_remote_code: bool = False, **keys: Any) -> Config:
     """The overrides that `prepare` makes for a target of ``TARGET_LAYERS`` layers."""
-    options = Eagle3TreeOptions if method == "eagle3-tree" else EagleTreeOptions
+    options = METHODS[method].options
     target = SimpleNamespace(
         trust_remote_code=trust_remote_code,
         max_model_len=CONTEXT,

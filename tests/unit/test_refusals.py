@@ -96,6 +96,12 @@ FOREIGN: list[tuple[dict[str, Any], str]] = [({"skip_tokenizer_init": True}, "--
 UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "dflash-tree": IN_THE_TARGET + CONNECTOR,
     "dspark-tree": IN_THE_TARGET + CONNECTOR,
+    "peagle-tree": [
+        *IN_THE_TARGET,
+        *ON_ONE_AXIS,
+        *CONNECTOR,
+        ({"is_multimodal_model": True}, "multimodal"),
+    ],
     "draft-model-tree": IN_THE_TARGET + CONNECTOR + FOREIGN,
     "mtp-tree": [
         *IN_THE_TARGET,

@@ -46,6 +46,8 @@ OURS = {
     ("engine/clients/drafts.py", "asked", "tree"),
     # Copies of our own.
     ("engine/drafting/loading.py", "own", "compilation_config"),
+    ("engine/config.py", "own", "parallel_drafting"),
+    ("methods/eagle/at_once.py", "own", "speculative_config"),
     ("methods/language_model/prepare.py", "own", "tokenizer"),
     # The standalone drafter's block table, of which no other pass knows.
     ("engine/standalone/captured_passes.py", "group", "block_table"),

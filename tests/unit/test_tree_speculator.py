@@ -8,6 +8,7 @@ import vllm.v1.worker.cpu.shm  # noqa: F401 - on a CPU it has to come before the
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
+from vllm_specext.engine.drafting.chain_graphs import schedule_of_chains
 from vllm_specext.engine.drafting.tree_sizes import TreeSizes
 from vllm_specext.engine.drafting.tree_speculator import TreeSpeculator
 from vllm_specext.tree.budget import TreeShape
@@ -31,13 +32,21 @@ def test_vllms_graphs_are_planned_and_captured_for_the_sizes_that_are_chains(
         raise MemoryError
 
     monkeypatch.setattr(EagleSpeculator, method, stock)
-    config = SimpleNamespace(num_speculative_tokens_per_batch_size=SCHEDULE)
+    config = SimpleNamespace(num_speculative_tokens_per_batch_size=SCHEDULE, schedule=SCHEDULE)
     bare = TreeSpeculator.__new__(TreeSpeculator)
     vars(bare).update({"sizes": sizes(8192), "speculative_config": config})
     with pytest.raises(MemoryError):
         getattr(bare, method)(*given)
     assert seen == [[[1, 4, 0], [5, 8, 6], [9, 16, 0]]]
     assert config.num_speculative_tokens_per_batch_size is SCHEDULE
+
+
+@pytest.mark.parametrize("schedule", [SCHEDULE, None])
+def test_nothing_is_captured_for_chains_that_grow(schedule: Any) -> None:
+    config = SimpleNamespace(num_speculative_tokens_per_batch_size=schedule, schedule=schedule or [[1, 16, 4]])
+    with schedule_of_chains(config, sizes(8192, grows_chains=True)):
+        assert {nodes for _, _, nodes in config.num_speculative_tokens_per_batch_size} == {0}
+    assert config.num_speculative_tokens_per_batch_size is schedule
 
 
 def test_a_level_that_does_not_fit_the_drafters_buffers_is_given_up_for_a_chain() -> None:

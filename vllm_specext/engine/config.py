@@ -4,6 +4,7 @@
 because it is unpickled in engine and worker processes before plug-ins are loaded there.
 """
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -109,6 +110,12 @@ class SpecExtConfig(SpeculativeConfig):
         # vLLM would count on rows of its own for blocks, and refuse them for any method that is not its own.
         self.parallel_drafting = False
         self.draft_model_config.hf_config.update(self.draft_overrides or {})
+
+    def for_drafting_at_once(self) -> "SpecExtConfig":
+        """The same for a class of vLLM's that drafts all positions at once only where this says so."""
+        own = copy(self)
+        own.parallel_drafting = True
+        return own
 
     @property
     def tree(self) -> TreeShape | None:

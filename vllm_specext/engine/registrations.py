@@ -18,7 +18,8 @@ def register_drafter_formats() -> None:
     from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
 
     for name, method in METHODS.items():
-        reader = SUPPORTED_SPECULATORS_TYPES.get(getattr(method.options, "stock_method", ""))
+        called = getattr(method.options, "speculators_type", None) or getattr(method.options, "stock_method", "")
+        reader = SUPPORTED_SPECULATORS_TYPES.get(called)
         if reader is not None:
             SUPPORTED_SPECULATORS_TYPES[name] = reader
 

@@ -20,6 +20,8 @@ class StockDrafterOptions(DrafterOptions):
 
     stock_method: ClassVar[str]
     """vLLM's name for the method."""
+    speculators_type: ClassVar[str | None] = None
+    """What checkpoints in the format of the speculators library call it, where that is not vLLM's name."""
 
     num_speculative_tokens: int = Field(59, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
 
@@ -53,18 +55,9 @@ class DraftModelTreeOptions(StockDrafterOptions):
     quantization: Literal["fp8_per_channel"] | None = Field(None, description=QUANTIZATION)
 
 
-class BlockOptions(StockDrafterOptions):
+class AtOnceOptions(StockDrafterOptions):
     """The keys that methods share whose drafters give all positions of a draft in one pass."""
 
-    root_slots = 1
-
-    tree_depth: int = Field(
-        6,
-        ge=1,
-        le=64,
-        description="depth of the draft tree: its longest path from the root; when absent, as deep as the drafter's "
-        "blocks",
-    )
     tree_top_k: int = Field(
         10, ge=1, le=64, description="most likely tokens of each position that trees are made of; 1 drafts a chain"
     )
@@ -78,6 +71,38 @@ class BlockOptions(StockDrafterOptions):
     @property
     def chooses_depth(self) -> bool:
         return False  # all positions are drafted in one pass
+
+
+class PEagleTreeOptions(AtOnceOptions, EagleOptions):
+    stock_method = "eagle3"
+    speculators_type = "peagle"
+
+    method: Literal["peagle-tree"] = "peagle-tree"
+    tree_depth: int = Field(
+        8,
+        ge=1,
+        le=32,
+        description="depth of the draft tree: its longest path from the root, and the positions that the drafter gives "
+        "at once",
+    )
+
+    @property
+    def lookahead(self) -> int | None:
+        return None  # fewer KV slots than a tree has nodes
+
+
+class BlockOptions(AtOnceOptions):
+    """The keys that methods share whose drafters were trained on blocks of one length."""
+
+    root_slots = 1
+
+    tree_depth: int = Field(
+        6,
+        ge=1,
+        le=64,
+        description="depth of the draft tree: its longest path from the root; when absent, as deep as the drafter's "
+        "blocks",
+    )
 
     @property
     def levels(self) -> int:

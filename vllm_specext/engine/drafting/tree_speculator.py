@@ -7,8 +7,6 @@ where passes are recorded, a chain grows as a tree of width 1.
 Shapes: ``R`` requests, ``W`` rows of an accepted path (levels + 1), ``d`` hidden size.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +16,13 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 
 from vllm_specext.cpu_runner.recording import records_passes
-from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.cache_groups import drafters_groups, wrap_own_layers
+from vllm_specext.engine.drafting.chain_graphs import schedule_of_chains
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel
 from vllm_specext.engine.drafting.hidden_states import ChainSpeculator, HiddenStateDrafter
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
-from vllm_specext.engine.drafting.several_depths import Growth
+from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
@@ -45,11 +43,15 @@ def hidden_state_speculator(
 
 
 class TreeSpeculator(ChainSpeculator):
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: HiddenStateDrafter) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, drafter: HiddenStateDrafter, grows_chains: bool = False
+    ) -> None:
+        """``grows_chains``: whether vLLM's own drafting of chains is of no use for the drafter."""
         super().__init__(vllm_config, device, drafter)
         chain = TreeShape(nodes=self.num_speculative_steps, depth=self.num_speculative_steps, top_k=1)
         shape = vllm_config.speculative_config.tree or chain
-        sizes = self.sizes = TreeSizes.of(vllm_config, shape, grows_chains=records_passes(vllm_config))
+        grows_chains = grows_chains or records_passes(vllm_config)
+        sizes = self.sizes = TreeSizes.of(vllm_config, shape, grows_chains)
         self.causal = Topology.chain(1, shape.depth, device).ancestors[0]
         """Rows of an accepted path that each of them sees, as bits."""
         inputs = self.inputs = GrowthInputs.buffers(vllm_config, shape.depth + 1, device)
@@ -58,8 +60,8 @@ class TreeSpeculator(ChainSpeculator):
         self.first_tokens = torch.zeros(first, dtype=torch.int64, device=device)
         self.first_log_probs = torch.zeros(first, dtype=torch.float32, device=device)
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len)
-        grow = LevelByLevel(self._start, self.passes, self._best, self.roots, self.root_slots)
-        self.grower = TreeGrower(grow, inputs, sizes, self.max_model_len)
+        self.by_level = LevelByLevel(self._start, self.passes, self._best, self.roots, self.root_slots)
+        self.grower = TreeGrower(self.grow, inputs, sizes, self.max_model_len)
         self.draft_graphs: Graphs | None = None
         self.only_reads = False
         """True while vLLM's drafting runs for a step that drafts nothing: ``sample_draft`` then leaves out the LM head.
@@ -74,34 +76,8 @@ class TreeSpeculator(ChainSpeculator):
         super().set_attn(model_state, *args)
         self.passes.groups = drafters_groups(self, self.draft_attn_layer_names)
 
-    @contextmanager
-    @replaces(
-        "vllm.config.speculative.SpeculativeConfig.num_speculative_tokens_per_batch_size",
-        name="schedule while graphs are captured",
-        why=(
-            "vLLM captures the drafter's first pass and its decoding for every number in the schedule; trees are no "
-            "chains, and the first pass after a tree is part of the next one's growth"
-        ),
-        how="set while our speculator plans and captures graphs, and no longer: sizes of trees count as nothing",
-        upstream="none: vLLM drafts chains only",
-        until="vLLM captures what the speculator asks for",
-        kind="set",
-    )
-    def _schedule_of_chains(self) -> Iterator[None]:
-        config, levels = self.speculative_config, self.sizes.largest.depth
-        schedule = config.num_speculative_tokens_per_batch_size
-        if schedule is None:  # chains of one length
-            yield
-            return
-        chains = [[first, last, nodes if nodes <= levels else 0] for first, last, nodes in schedule]
-        config.num_speculative_tokens_per_batch_size = chains
-        try:
-            yield
-        finally:
-            config.num_speculative_tokens_per_batch_size = schedule
-
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        with self._schedule_of_chains():
+        with schedule_of_chains(self.speculative_config, self.sizes):
             super().init_cudagraph_manager(cudagraph_mode)
         self.draft_graphs = draft_graphs(
             self.vllm_config, self.device, cudagraph_mode, self.sizes.captured(self.vllm_config)
@@ -109,7 +85,7 @@ class TreeSpeculator(ChainSpeculator):
 
     def capture(self) -> None:
         """Graphs of vLLM's first pass, of decoding for the sizes that are chains, and of growing trees."""
-        with self._schedule_of_chains():
+        with schedule_of_chains(self.speculative_config, self.sizes):
             super().capture()
         self.grower.capture(self.draft_graphs, self.vllm_config)
 
@@ -170,6 +146,10 @@ class TreeSpeculator(ChainSpeculator):
         self.first_tokens[: len(tokens)] = tokens
         self.first_log_probs[: len(tokens)] = log_probs
         return tokens[:, 0]
+
+    def grow(self, growth: Growth) -> Grown:
+        """As ``tree_grower.Grow``."""
+        return self.by_level(growth)
 
     def _start(self, growth: Growth) -> FirstLevel:
         requests = growth.requests

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vllm_specext.methods.checkpoints import Shapes
-from vllm_specext.methods.stock.checkpoint import meaning_of_any
+from vllm_specext.methods.stock.checkpoint import MASK_HIDDEN, meaning_of_any
+from vllm_specext.methods.stock.mask_token import AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class DrafterShape:
     qk_norm: bool = False
     input_norm: bool = False
     fc_norm: bool = False
+    at_once: bool = False
+    """Whether it drafts all positions at once (P-EAGLE)."""
 
     def required(self) -> Shapes:
         d, h = self.hidden_size, self.target_hidden_size
@@ -42,6 +45,8 @@ class DrafterShape:
             shapes["input_norm.weight"] = (self.states * h,)
         if self.fc_norm:
             shapes |= {f"fc_norm.{state}.weight": (h,) for state in range(self.states)}
+        if self.at_once:
+            shapes[MASK_HIDDEN] = (1, self.states * h)
         if d != h:
             shapes |= self._embedding()
         if d != h or self.has_own_vocabulary:
@@ -59,8 +64,8 @@ class DrafterShape:
         return shapes
 
     def meaning(self, name: str) -> str | None:
-        if name == "mask_hidden":
-            return "belongs to a drafter that drafts all positions at once (P-EAGLE), which is not supported"
+        if name == MASK_HIDDEN:
+            return f"says that the drafter {AT_ONCE}"
         if name == "input_norm.weight":
             return "is read only where config.json has norm_before_fc = true"
         if name.startswith("fc_norm."):

@@ -20,8 +20,9 @@ _AUX = "eagle_aux_hidden_state_layer_ids"
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
-def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int) -> DrafterShape:
-    """The parameters of a drafter that reads so many ``states`` of the target. Raises ``ConfigurationError``."""
+def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int, at_once: bool) -> DrafterShape:
+    """The parameters of a drafter that reads so many ``states`` of the target, and drafts all positions ``at_once`` or
+    one after another. Raises ``ConfigurationError``."""
     place, config = drafter.place, drafter.config
     is_eagle3, is_qwen = drafter.class_name != "EagleLlamaForCausalLM", drafter.class_name == "Eagle3Qwen3ForCausalLM"
     sizes = {key: integer(place, config, key) for key in ("vocab_size", "hidden_size", "intermediate_size")}
@@ -54,6 +55,7 @@ def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int) -> Dra
         qk_norm=is_qwen,
         input_norm=is_eagle3 and nested.get("norm_before_fc", norms["norm_before_fc"]),
         fc_norm=is_eagle3 and norms["fc_norm"],
+        at_once=at_once,
     )
 
 

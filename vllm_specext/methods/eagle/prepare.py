@@ -7,6 +7,7 @@ from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.methods.stock.checkpoint import FILES, check_checkpoint
 from vllm_specext.methods.stock.config import Drafter, positions, read_drafter
+from vllm_specext.methods.stock.mask_token import check_mask_token
 from vllm_specext.methods.stock.prepare import check_target, check_top_k, check_vocabulary, fields_of
 from vllm_specext.options.stock import StockDrafterOptions
 from vllm_specext.refusals import Launch
@@ -30,13 +31,25 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
             "num_aux_hidden_states": states,
             "target_hidden_size": hidden_size,
         }
+    at_once = options.speculators_type == "peagle"
+    if at_once:
+        check_mask_token(drafter.place, drafter.config)
+        _check_class(drafter)
     if drafter.is_known:
-        shape = drafter_shape(drafter, states, hidden_size)
+        shape = drafter_shape(drafter, states, hidden_size, at_once)
         _check_hidden_size(drafter, shape)
         check_checkpoint(directory, shape)
         most = shape.draft_vocab_size
     check_top_k(options, most)
     return Prepared({**fields_of(options), "model": str(directory)}, overrides)
+
+
+def _check_class(drafter: Drafter) -> None:
+    if not drafter.is_known:
+        raise ConfigurationError(
+            f"{drafter.place}: vLLM's class {drafter.class_name} does not draft all positions at once; method "
+            "'eagle3-tree' drafts one after another."
+        )
 
 
 def _check_hidden_size(drafter: Drafter, shape: DrafterShape) -> None:

@@ -6,6 +6,7 @@ parameters of vLLM's class before a weight is read. Then values are looked at: N
 indexes the target's vocabulary in every step.
 """
 
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +30,10 @@ from vllm_specext.methods.draft_vocabulary import tokens_of
 INDEX = "model.safetensors.index.json"
 FILES = ("config.json", "model*.safetensors", INDEX, "pytorch_model*.bin")
 """The files of a checkpoint on the hub."""
+
+MASK_HIDDEN = "mask_hidden"
+"""What a P-EAGLE drafter reads in the place of the target's states that are not known yet. vLLM's class flattens it, so
+that it may have further dimensions of 1."""
 
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin")
 _FIRST_LAYER = ("layers.0.", "midlayer.")
@@ -93,6 +98,8 @@ def check_checkpoint(directory: Path, parameters: Parameters) -> None:
     wanted = required | {name: size for name, size in optional.items() if name in found}
     check_names(place, f"loadable {parameters.kind}", found, wanted)
     sizes = {name: header.shape for name, header in found.items()}
+    if MASK_HIDDEN in sizes:
+        sizes[MASK_HIDDEN] = (1, prod(sizes[MASK_HIDDEN]))
     check_sizes(place, sizes)
     check_shapes(place, sizes, wanted)
     for name, dtype in DRAFT_VOCABULARY.items():

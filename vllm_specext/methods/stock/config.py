@@ -16,6 +16,7 @@ from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import MAX_DIMENSION, MAX_ROPE_FACTOR, positive, read_config
+from vllm_specext.methods.stock.mask_token import refuse_all_at_once
 from vllm_specext.options.stock import StockDrafterOptions
 
 CLASSES = {
@@ -40,12 +41,12 @@ them: its attention is cut into chunks, which tree attention knows nothing of.""
 
 FORMATS = {
     "eagle3": ("eagle3", "eagle3-tree"),
+    "peagle": ("peagle", "peagle-tree"),
     "dflash": ("dflash", "dflash-tree"),
     "dspark": ("dspark", "dspark-tree"),
 }
-"""What checkpoints of speculators may call themselves, by vLLM's method."""
+"""What checkpoints of speculators may call themselves, by their library's or vLLM's method."""
 
-PARALLEL = "drafts all positions at once (P-EAGLE), which is not supported; allowed are drafters that draft one by one"
 MAX_LAYERS = 64
 """The most layers that a drafter may have; real ones have up to eight."""
 
@@ -169,17 +170,12 @@ def _check_file(place: str, raw: dict[str, Any], options: StockDrafterOptions, t
         not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures)
     ):
         raise ConfigurationError(f"{place}: architectures is {architectures!r}; expected a list of names.")
-    for name in architectures or []:
-        if name.lower().startswith("peagle"):
-            raise ConfigurationError(f"{place}: architectures is {architectures!r}: the drafter {PARALLEL}.")
-    for key in ("pard_token", "ptd_token_id"):
-        if raw.get(key) is not None:
-            raise ConfigurationError(f"{place}: {key} is {raw[key]!r}: the drafter {PARALLEL}.")
     kind = raw.get("speculators_model_type")
-    if kind == "peagle":
-        raise ConfigurationError(f"{place}: speculators_model_type is 'peagle': the drafter {PARALLEL}.")
+    if options.speculators_type != "peagle":
+        refuse_all_at_once(place, raw)
     is_nested = raw.get("model_type") is None and ("speculators_model_type" in raw or "speculators_config" in raw)
-    allowed = FORMATS.get(method, FORMATS["eagle3"]) if is_nested else (method, options.method)
+    called = options.speculators_type or method
+    allowed = FORMATS.get(called, FORMATS["eagle3"]) if is_nested else (called, options.method)
     if (kind is not None or is_nested) and kind not in allowed:
         raise ConfigurationError(
             f"{place}: speculators_model_type is {kind!r}; method {options.method!r} loads "

@@ -1,0 +1,37 @@
+"""Drafters that draft all positions at once with EAGLE-3's classes (P-EAGLE, arXiv 2602.01469), told by their
+configuration: it names a token that stands for all that is not known yet."""
+
+from typing import Any
+
+from vllm_specext.errors import ConfigurationError
+
+AT_ONCE = "drafts all positions at once (P-EAGLE); method 'peagle-tree' serves it"
+MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
+"""The keys that may name the token, in the order in which vLLM asks for them."""
+
+
+def refuse_all_at_once(place: str, raw: dict[str, Any]) -> None:
+    """Refuse a P-EAGLE drafter, of which ``raw`` are the keys of its file."""
+    architectures = raw.get("architectures")
+    if any(name.lower().startswith("peagle") for name in architectures or []):
+        raise ConfigurationError(f"{place}: architectures is {architectures!r}: the drafter {AT_ONCE}.")
+    for key in MASK_TOKENS[1:]:  # DFlash's and DSpark's drafters have the first
+        if raw.get(key) is not None:
+            raise ConfigurationError(f"{place}: {key} is {raw[key]!r}: the drafter {AT_ONCE}.")
+    if raw.get("speculators_model_type") == "peagle":
+        raise ConfigurationError(f"{place}: speculators_model_type is 'peagle': the drafter {AT_ONCE}.")
+
+
+def check_mask_token(place: str, config: Any) -> None:
+    """Refuse any other drafter. ``config`` is what vLLM makes of its file."""
+    found = {key: value for key in MASK_TOKENS if (value := getattr(config, key, None)) is not None}
+    if not found:
+        raise ConfigurationError(
+            f"{place} has none of {', '.join(MASK_TOKENS)}: the drafter drafts one token after another; method "
+            "'eagle3-tree' serves it."
+        )
+    key, token = next(iter(found.items()))
+    if type(token) is not int or not 0 <= token < config.vocab_size:
+        raise ConfigurationError(
+            f"{place}: {key} is {token!r}; expected a token below vocab_size = {config.vocab_size}."
+        )
