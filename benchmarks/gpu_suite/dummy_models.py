@@ -2,7 +2,7 @@
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -32,22 +32,24 @@ LLAMA_3_8B = Size(4096, 14336, 32, 32, 8, 128, 128256)
 CONTEXT = 40960
 FREQUENT_TOKENS = 32000
 """Those that EAGLE-3's drafters for Llama-3 score."""
+P_EAGLE_LAYERS = 4
+"""Of those that were released for gpt-oss."""
 BLOCK, BLOCK_LAYERS, MARKOV_RANK = 7, 5, 256
 """Of DSpark's drafters for Qwen3-8B."""
 
 
 def write(folder: Path, size: Size, dtype: str) -> dict[str, Path]:
     """``target`` and, by method, its drafters in ``folder``."""
-    paths = {name: folder / name for name in ("target", "eagle", "eagle3", "dspark", "griffin")}
+    paths = {name: folder / name for name in ("target", "eagle", "eagle3", "peagle", "dspark", "griffin")}
     for path in paths.values():
         path.mkdir(parents=True, exist_ok=True)
     config = _llama(size, dtype)
     _write_config(paths["target"], config)
     _write_config(paths["eagle"], config | {"num_hidden_layers": 1})
     frequent = {"draft_vocab_size": min(FREQUENT_TOKENS, size.vocabulary)}
-    _write_config(
-        paths["eagle3"], config | frequent | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
-    )
+    eagle3 = config | frequent | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+    _write_config(paths["eagle3"], eagle3)
+    _write_config(paths["peagle"], eagle3 | {"num_hidden_layers": P_EAGLE_LAYERS, "ptd_token_id": 0})
     _write_config(paths["dspark"], config | _dspark(size))
     # The heads of the published GRIFFIN drafter have keys of their own.
     own = {"num_hidden_layers": 1, "qkv_bias": False, "num_key_value_heads": size.heads}
@@ -66,7 +68,10 @@ def write(folder: Path, size: Size, dtype: str) -> dict[str, Path]:
         max_position_embeddings=CONTEXT,
     )
     write_hollow(paths["griffin"] / "model.safetensors", shape.tensor_shapes())
-    write_hollow(paths["eagle3"] / "model.safetensors", _eagle3(size, frequent["draft_vocab_size"]).required())
+    shapes = _eagle3(size, frequent["draft_vocab_size"])
+    write_hollow(paths["eagle3"] / "model.safetensors", shapes.required())
+    at_once = replace(shapes, layers=P_EAGLE_LAYERS, at_once=True)
+    write_hollow(paths["peagle"] / "model.safetensors", at_once.required())
     return paths
 
 

@@ -90,5 +90,6 @@ METHODS = {
     "griffin-tree-31": Method("griffin", 31, 6, top_k=8),
     "griffin-tree-15": Method("griffin", 15, 6, top_k=4),
     "dspark-chain-7": Method("dspark", 7, 7),
+    "peagle-tree-59": Method("peagle-tree", 59, 8, top_k=10),
 }
 """What matters most comes first."""

@@ -87,6 +87,7 @@ def methods() -> dict[str, dict[str, Any]]:
     trees = {
         GRIFFIN: tree(24, 4),
         "eagle3 tree": eagle3(24, 4),
+        "p-eagle tree": with_p_eagle(),
         "dflash tree": of_method("dflash-tree", MODELS / "dflash", 24, 4),
         "moa tree": moa(24, 4),
         # Room for paths that are longer than the trees are deep.
@@ -97,13 +98,26 @@ def methods() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def with_sinks() -> dict[str, Any]:
-    """A target with windows and attention sinks, which no bundled one has; it is gone when the process ends."""
-    from tests.engine.windows import windowed
+def with_p_eagle() -> dict[str, Any]:
+    """Trees of a drafter that drafts all positions at once, which no bundled one does."""
+    from tests.engine.p_eagle import p_eagle_tree
 
+    return p_eagle_tree(kept_to_the_end())
+
+
+def kept_to_the_end() -> Path:
+    """A new folder, which is gone when the process ends."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return {"model": str(windowed(folder, sinks=True))}
+    return folder
+
+
+@cache
+def with_sinks() -> dict[str, Any]:
+    """A target with windows and attention sinks, which no bundled one has."""
+    from tests.engine.windows import windowed
+
+    return {"model": str(windowed(kept_to_the_end(), sinks=True))}
 
 
 def in_graphs() -> dict[str, Configuration]:
