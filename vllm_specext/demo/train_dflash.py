@@ -12,7 +12,6 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +19,15 @@ from transformers import LlamaForCausalLM
 
 from vllm_specext import served_drafter
 from vllm_specext.demo.dflash import BLOCK, MASK, drafter_for, save, target_layers
+from vllm_specext.demo.draft_batches import Batch, DraftBatches
 from vllm_specext.demo.training_text import arguments, state_file, training_rows
 from vllm_specext.methods.block.model import DFlashDrafter, blocks
-from vllm_specext.training.features import RandomOrder, pad
 from vllm_specext.training.loop import fit
 from vllm_specext.training.optimization import linear, make_optimizers
 from vllm_specext.training.processes import is_first_process
 from vllm_specext.training.run import Run, write_record
 from vllm_specext.training.stages import Stage, Steps
-from vllm_specext.training.step import Progress, Share, Sums, TrainingStep
+from vllm_specext.training.step import Progress, Sums, TrainingStep
 
 STEPS, RATE = 970, 8e-3
 BATCH, WARMUP_STEPS, WEIGHT_DECAY, CLIP_VALUE, MUON_FACTOR = 16, 20, 0.01, 0.5, 5.0
@@ -36,58 +35,6 @@ ANCHORS = 64
 """Blocks in a row of text."""
 DECAY = 3.0
 """The loss of the ``j``-th drafted token weighs ``exp(-(j - 1) / DECAY)``; the paper has 4 for blocks of 8."""
-
-
-class Batch(NamedTuple):
-    """``d`` hidden size, ``V`` tokens, ``A`` blocks."""
-
-    token_ids: Tensor
-    """``[B, L]``"""
-    states: Tensor
-    """Hidden states of the target, side by side, ``[B, L, 3 d]``."""
-    last_states: Tensor
-    """The target's last ones, ``[B, L, d]``."""
-    anchors: Tensor
-    """Places of the blocks' first tokens, ``[B, A]``."""
-
-
-class DFlashBatches:
-    """Random rows with what the target makes of them, all rows once before any comes again. What it makes of a row is
-    kept from its first time on, in bfloat16."""
-
-    def __init__(self, target: LlamaForCausalLM, rows: Sequence[Tensor]) -> None:
-        self.target, self.rows = target, [row for row in rows if len(row) > BLOCK]
-        self.order = RandomOrder(len(self.rows), BATCH, seed=1)
-        self.generator = torch.Generator().manual_seed(0)
-        self.kept: dict[int, Tensor] = {}
-
-    def next(self, progress: Progress, share: Share) -> Batch:
-        everything = self.order.take()
-        chosen = share.of(everything)
-        rows = [self.rows[i] for i in chosen]
-        kept = nn.utils.rnn.pad_sequence([self._states(i) for i in chosen], batch_first=True).float()
-        states, last = kept.split([kept.shape[-1] - self.target.config.hidden_size, self.target.config.hidden_size], 2)
-        # The last drafted token of a block is the one after the row at most. A text's first token is never drafted.
-        room = (torch.tensor([len(row) for row in rows]) - (BLOCK - 1))[:, None]
-        places = share.of(torch.rand(len(everything), ANCHORS, generator=self.generator))
-        anchors = 1 + (places * room).long().clamp(max=room - 1)
-        return Batch(pad(rows), states, last, anchors)
-
-    @torch.no_grad()
-    def _states(self, row: int) -> Tensor:
-        """``[L, 3 d + d]``"""
-        if row not in self.kept:
-            output = self.target.model(self.rows[row][None], use_cache=False, output_hidden_states=True)
-            read = [output.hidden_states[layer + 1] for layer in target_layers(self.target.config.num_hidden_layers)]
-            self.kept[row] = torch.cat((*read, output.last_hidden_state), dim=-1)[0].bfloat16()
-        return self.kept[row]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"order": self.order.state_dict(), "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.order.load_state_dict(state["order"])
-        self.generator.set_state(state["generator"])
 
 
 class DFlashStep(TrainingStep[Batch]):
@@ -133,8 +80,10 @@ def train(
     log_every: int = 50,
 ) -> None:
     """Train ``model`` in place on ``rows`` and write it to ``out``."""
+    layers = [layer + 1 for layer in target_layers(target.config.num_hidden_layers)]
+    batches = DraftBatches(target, layers, rows, BATCH, ANCHORS, BLOCK - 1)
     recipe = {"steps": steps, "learning_rate": RATE, "batch": BATCH, "blocks": ANCHORS, "decay": DECAY}
-    log = fit(DFlashStep(model, target), DFlashBatches(target, rows), stages(steps, log_every), Run(state, recipe))
+    log = fit(DFlashStep(model, target), batches, stages(steps, log_every), Run(state, recipe))
     if is_first_process():
         save(model, target.config, out)
         write_record(out, {"recipe": recipe, "log": log})
