@@ -77,7 +77,7 @@ def served(target: Any, *, arguments: str = "", names: tuple[str, ...]) -> BadIn
 
 SERVE: dict[str, BadInput] = {
     "a misspelt method": griffin(
-        "'method' is 'grifin'", "griffin, eagle3-tree, eagle-tree, dflash-tree", method="grifin"
+        "'method' is 'grifin'", "griffin, eagle3-tree, eagle-tree, peagle-tree", method="grifin"
     ),
     "a list of methods": griffin("'method' is ['griffin']", method=["griffin"]),
     "an empty list": launch("[]", "--speculative-config is []", "JSON object"),
