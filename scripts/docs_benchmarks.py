@@ -85,6 +85,17 @@ def float8_drafters() -> str:
     return table(("drafter", "weights", "tokens per verification", "prompts with the same tokens"), lines)
 
 
+def p_eagle() -> str:
+    """A row for each method and depth, a column for each number of drafted tokens."""
+    lines: dict[tuple[str, int], dict[int, str]] = {}
+    for row in read("p_eagle_trees.json")["rows"]:
+        figure = f"{row['tokens_per_verification']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        lines.setdefault((row["method"], row["depth"]), {})[row["nodes"]] = figure
+    sizes = sorted({nodes for found in lines.values() for nodes in found})
+    header = "method", "depth", *(f"{nodes} tokens" for nodes in sizes)
+    return table(header, [(code(one), depth, *(of.get(n, "") for n in sizes)) for (one, depth), of in lines.items()])
+
+
 def tokens_by_depth() -> str:
     header = "drafter", "draft", "levels", "candidates a level", "accepted at depth 1, 2, ..."
     rows = []
@@ -315,6 +326,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark tokens by depth": tokens_by_depth,
     "benchmark draft vocabulary": draft_vocabulary,
     "benchmark float8 drafters": float8_drafters,
+    "benchmark p-eagle": p_eagle,
     "benchmark chosen drafts": chosen_drafts,
     "benchmark beside eagle3": beside_eagle3,
     "benchmark sweep": sweep,

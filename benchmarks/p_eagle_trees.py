@@ -1,0 +1,86 @@
+"""Tokens per verification of a P-EAGLE drafter and of EAGLE-3's, as a chain and as trees of three sizes.
+
+    python -m vllm_specext.demo.make_rows --work WORK
+    python -m vllm_specext.demo.train_p_eagle --work WORK --out WORK/p_eagle
+    python -m benchmarks.p_eagle_trees --drafter WORK/p_eagle --output benchmarks/results/cpu
+
+No trained P-EAGLE drafter is bundled; the first two commands make one in about twenty minutes on two slow cores. Both
+drafters are measured on all of the demonstration's held-out prompts, as in ``tokens_per_verification.py``. Nothing is
+timed. Every configuration must give the tokens of plain decoding, else nothing is written. Writes
+``p_eagle_trees.json``.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.tokens_per_verification import SIZES, answers, check_same, forced, load_engine, summary
+from vllm_specext.bench.configurations import Configuration
+from vllm_specext.bench.prompt_files import load
+from vllm_specext.bench.prompts import Rendering
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.measure.bundled import EAGLE3_TREE, TARGET
+
+TRAINED = "training.json"
+"""What the training leaves beside a drafter."""
+DRAFTS = (("eagle3-tree", 6, SIZES), ("peagle-tree", 6, SIZES), ("peagle-tree", 8, SIZES[-1:]))
+"""Methods, depths of their trees, and numbers of drafted tokens."""
+
+
+def measure(folder: Path) -> list[dict[str, Any]]:
+    prompts = load([], sys.maxsize)
+    rendering = Rendering(str(TARGET))
+    ids = [rendering.ids(prompt) for prompt in prompts]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="vllm-specext-benchmark-") as place:
+        with load_engine(Configuration("plain"), Path(place)) as engine:
+            plain = answers(engine, ids, None, "plain")
+        for method, depth, sizes in DRAFTS:
+            model = {"model": str(folder)} if method == "peagle-tree" else {}
+            keys = EAGLE3_TREE | {"method": method, "num_speculative_tokens": SIZES[-1], "tree_top_k": 10} | model
+            own = Configuration(method, keys | {"tree_depth": depth})
+            with load_engine(forced(own, SIZES[-1]), Path(place)) as engine:
+                for nodes in sizes:
+                    name = f"{method} of depth {depth}, {nodes} tokens"
+                    given = answers(engine, ids, nodes, name)
+                    check_same(name, given, plain)
+                    about = {"method": method, "depth": depth, "nodes": nodes}
+                    rows.append(about | summary(given, plain, min(depth, nodes)))
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    shown = Table(title="tokens per verification")
+    for column in ("method", "depth", "drafted tokens", "per verification", "95%"):
+        shown.add_column(column, justify="left" if column == "method" else "right")
+    for row in rows:
+        figure, bounds = f"{row['tokens_per_verification']:.2f}", f"{row['low']:.2f}-{row['high']:.2f}"
+        shown.add_row(row["method"], str(row["depth"]), str(row["nodes"]), figure, bounds)
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--drafter", type=Path, required=True, help="folder of the trained drafter")
+    parser.add_argument("--output", type=Path, help="folder for p_eagle_trees.json")
+    args = parser.parse_args()
+    try:
+        rows = measure(args.drafter)
+    except ConfigurationError as error:
+        sys.exit(f"error: {error}")
+    Console().print(table(rows))
+    if args.output:
+        args.output.mkdir(parents=True, exist_ok=True)
+        trained = json.loads((args.drafter / TRAINED).read_text(encoding="utf-8"))
+        made = {"trained": trained, "rows": rows}
+        (args.output / "p_eagle_trees.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
