@@ -24,6 +24,7 @@ from tests.unit.eagle_folders import (
     two_layers,
     write,
 )
+from vllm_specext.engine.registrations import register_drafter_formats
 from vllm_specext.methods.eagle import prepare as module
 
 MASK = VOCABULARY - 1
@@ -50,11 +51,16 @@ SOUND: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         eagle3() | {"mask_hidden": torch.zeros(1, 1, 3 * D)},
     ),
     "speculators": (SPECULATORS, eagle3("layers.0.") | EMBEDDING | NOT_KNOWN),
+    "speculators with our name": (
+        SPECULATORS | {"speculators_model_type": "peagle-tree"},
+        eagle3("layers.0.") | EMBEDDING | NOT_KNOWN,
+    ),
 }
 
 
 @pytest.mark.parametrize("layout", SOUND)
 def test_released_layouts_are_accepted(layout: str, tmp_path: Path) -> None:
+    register_drafter_formats()
     config, tensors = SOUND[layout]
     overrides = prepared(write(tmp_path / "drafter", config, tensors), "peagle-tree")
     assert overrides["eagle_aux_hidden_state_layer_ids"] == [2, 6, 9]
