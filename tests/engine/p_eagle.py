@@ -21,13 +21,13 @@ def mask_hidden(width: int) -> torch.Tensor:
     return torch.randn(1, width, generator=torch.Generator().manual_seed(46)).half()
 
 
-def p_eagle(folder: Path) -> Path:
-    """In the layout of the first ones that were released."""
+def p_eagle(folder: Path, **keys: Any) -> Path:
+    """In the layout of the first ones that were released, with these ``keys`` in its configuration."""
     own, tensors = json.loads((EAGLE3 / "config.json").read_text()), load_file(EAGLE3 / "model.safetensors")
     config = {key: value for key, value in own.items() if not key.startswith(("speculators", "transformer_layer"))}
     tensors["mask_hidden"] = mask_hidden(tensors["fc.weight"].shape[1])
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config | {"ptd_token_id": MASK}))
+    (folder / "config.json").write_text(json.dumps(config | {"ptd_token_id": MASK} | keys))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 

@@ -29,6 +29,8 @@ Engines = Callable[..., Result]
 extended = pytest.mark.extended
 NODES, TOP_K, LEVELS = 24, 4, 8
 BY_LOAD = [[1, 2, 59], [3, 4, 24], [5, 6, 4], [7, 8, 0]]
+WINDOW = 12
+WINDOWED = {"layer_types": ["sliding_attention"], "sliding_window": WINDOW}
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,13 @@ def test_a_target_with_windows_and_sinks_does(engines: Engines, folder: Path, tm
 
 
 @extended
+def test_a_drafter_with_a_window_does(engines: Engines, plain: Result, tmp_path: Path) -> None:
+    result = engines(of_method("peagle-tree", p_eagle(tmp_path, **WINDOWED), NODES, TOP_K), keep_async=True)
+    assert differing(result, plain) == []
+    assert accepted(result) > 50
+
+
+@extended
 def test_keys_and_values_in_float8_do(engines: Engines, folder: Path) -> None:
     cache = {"kv_cache_dtype": "fp8"}
     result = engines(trees(folder) | cache, keep_async=True)
@@ -137,8 +146,8 @@ def test_a_deliberate_fault_is_noticed(engines: Engines, plain: Result, folder: 
 class Drafter:
     """The plain drafter over what transformers' target has computed for the final text."""
 
-    def __init__(self, sequence: list[int]) -> None:
-        self.plain, self.sequence = Plain(), sequence
+    def __init__(self, sequence: list[int], window: int | None = None) -> None:
+        self.plain, self.sequence, self.window = Plain(), sequence, window or len(sequence) + LEVELS
         self.features = self.plain.features(sequence)
         self.mask_feature = self.plain.drafter.fc(mask_hidden(self.plain.drafter.fc.in_features).float()).detach()
         self.head = load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"].float()
@@ -149,7 +158,7 @@ class Drafter:
         ids = torch.tensor([self.sequence[1 : anchor + 1] + [MASK] * (LEVELS - 1)])
         features = torch.cat((self.features[:anchor], self.mask_feature.expand(LEVELS - 1, -1)))[None]
         rows = ids.shape[1]
-        seen = torch.ones(1, 1, rows, rows, dtype=torch.bool).tril()
+        seen = torch.ones(1, 1, rows, rows, dtype=torch.bool).tril().triu(1 - self.window)
         predict, _, _ = self.plain(ids, features, torch.arange(rows)[None], seen, None)
         return predict[0, anchor - 1 :]
 
@@ -171,7 +180,12 @@ Recorded = tuple[list[int], list[Pass]]
 
 @pytest.fixture(scope="module")
 def recorded(engines: Engines, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    sequence, passes = record(engines, tmp_path_factory.mktemp("passes") / "passes.pt", trees(folder))
+    return recorded_of(engines, folder, tmp_path_factory.mktemp("passes"))
+
+
+def recorded_of(engines: Engines, folder: Path, passes_folder: Path) -> Recorded:
+    """The text and the drafts' passes of a request."""
+    sequence, passes = record(engines, passes_folder / "passes.pt", trees(folder))
     # vLLM 0.33 drafts nothing after a request's last token.
     drafts = [one for one in passes if "tokens" in one and one["tokens"].numel()]
     return sequence, [one for one in drafts if anchor_of(one) < len(sequence)]
@@ -197,3 +211,10 @@ def test_another_feature_for_what_is_not_known_would_be_noticed(recorded: Record
     drafter = Drafter(sequence)
     drafter.mask_feature = torch.zeros_like(drafter.mask_feature)
     assert min(drafter.difference(one) for one in passes) > 1e-2
+
+
+@extended
+def test_drafts_of_a_drafter_with_a_window_are_those_of_plain_torch(engines: Engines, tmp_path: Path) -> None:
+    sequence, passes = recorded_of(engines, p_eagle(tmp_path, **WINDOWED), tmp_path)
+    assert max(Drafter(sequence, WINDOW).difference(one) for one in passes) < 1e-3
+    assert max(Drafter(sequence, WINDOW + 1).difference(one) for one in passes) > 1e-2
