@@ -14,6 +14,7 @@ SHORT_NAMES = {
     "griffin": "GRIFFIN",
     "moa": "MoA",
     "draft-model-tree": "small model",
+    "pard-tree": "PARD",
 }
 
 

@@ -29,6 +29,11 @@ def griffin(target: str, name: str) -> Released:
     return Released(target, "griffin", (f"husj576/GRIFFIN-{name}",))
 
 
+def pard(target: str, drafter: str) -> Released:
+    """One drafter serves a family of targets."""
+    return Released(target, "pard-tree", (drafter,))
+
+
 def foreign(target: str, drafter: str) -> tuple[Released, ...]:
     """A language model with a tokenizer of its own."""
     return Released(target, "slem", (drafter,)), Released(target, "tli", (drafter,))
@@ -51,6 +56,7 @@ RELEASED = (
     ),
     eagle("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE-LLaMA3.1-Instruct-8B"),
     Released("meta-llama/Llama-3.1-8B-Instruct", "dflash-tree", ("z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",)),
+    pard("meta-llama/Llama-3.1-8B-Instruct", "amd/PARD-Llama-3.2-1B"),
     eagle3(
         "meta-llama/Llama-3.3-70B-Instruct",
         "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
@@ -58,6 +64,7 @@ RELEASED = (
         "lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge",
     ),
     Released("meta-llama/Llama-3.3-70B-Instruct", "draft-model-tree", ("meta-llama/Llama-3.2-1B-Instruct",)),
+    pard("meta-llama/Llama-3.3-70B-Instruct", "amd/PARD-Llama-3.2-1B"),
     griffin("meta-llama/Meta-Llama-3-8B-Instruct", "llama3-instruct-8B"),
     Released("meta-llama/Meta-Llama-3-8B-Instruct", "moa", ("huawei-noah/MOASpec-Llama-3-8B-Instruct",)),
     eagle("meta-llama/Meta-Llama-3-8B-Instruct", "yuhuili/EAGLE-LLaMA3-Instruct-8B"),
@@ -79,6 +86,7 @@ RELEASED = (
         "Tengyunw/qwen3_8b_eagle3",
     ),
     *of_deepspec("Qwen/Qwen3-8B", "qwen3_8b", ["z-lab/Qwen3-8B-DFlash-b16"]),
+    pard("Qwen/Qwen3-8B", "amd/PARD-Qwen3-0.6B"),
     eagle3(
         "Qwen/Qwen3-14B",
         "RedHatAI/Qwen3-14B-speculator.eagle3",
@@ -86,8 +94,10 @@ RELEASED = (
         "AngelSlim/Qwen3-14B_eagle3",
     ),
     *of_deepspec("Qwen/Qwen3-14B", "qwen3_14b"),
+    pard("Qwen/Qwen3-14B", "amd/PARD-Qwen3-0.6B"),
     eagle3("Qwen/Qwen3-32B", "RedHatAI/Qwen3-32B-speculator.eagle3", "AngelSlim/Qwen3-32B_eagle3"),
     Released("Qwen/Qwen3-32B", "draft-model-tree", ("Qwen/Qwen3-0.6B",)),
+    pard("Qwen/Qwen3-32B", "amd/PARD-Qwen3-0.6B"),
     eagle3("Qwen/Qwen3-30B-A3B", "Tengyunw/qwen3_30b_moe_eagle3", "AngelSlim/Qwen3-a3B_eagle3"),
     eagle3(
         "Qwen/Qwen3-30B-A3B-Instruct-2507",
@@ -121,6 +131,7 @@ RELEASED = (
     eagle("Qwen/Qwen2.5-14B-Instruct", "Zjcxy-SmartAI/Eagle-Qwen2.5-14B-Instruct"),
     *foreign("Qwen/Qwen2.5-1.5B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
     Released("Qwen/Qwen2.5-7B-Instruct", "draft-model-tree", ("Qwen/Qwen2.5-0.5B-Instruct",)),
+    pard("Qwen/Qwen2.5-7B-Instruct", "amd/PARD-Qwen2.5-0.5B"),
     *foreign("Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"),
     eagle3("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3"),
     eagle3("google/gemma-4-12B-it", "deepseek-ai/eagle3_gemma4_12b_ttt7"),

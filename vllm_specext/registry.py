@@ -19,6 +19,7 @@ from vllm_specext.options.stock import (
     DSparkTreeOptions,
     Eagle3TreeOptions,
     EagleTreeOptions,
+    PardTreeOptions,
     PEagleTreeOptions,
 )
 from vllm_specext.options.swift import SwiftOptions
@@ -155,6 +156,19 @@ METHODS: dict[str, Method] = {
             preparation="vllm_specext.methods.language_model.prepare:prepare",
             check="vllm_specext.methods.language_model.prepare:check",
             speculator="vllm_specext.methods.language_model.speculator:LanguageModelSpeculator",
+        ),
+        Method(
+            name="pard-tree",
+            summary="trees of PARD's drafters, small models that draft all positions at once (arXiv 2504.18583)",
+            options=PardTreeOptions,
+            declares=Declaration(
+                reads=Reads.TEXT,
+                keeps=Keeps.BESIDE_THE_TARGETS,
+                bears=WITHOUT_CONNECTOR - {"skip_tokenizer_init", "multimodal", "mrope"},
+            ),
+            preparation="vllm_specext.methods.language_model.prepare:prepare",
+            check="vllm_specext.methods.language_model.prepare:check",
+            speculator="vllm_specext.methods.language_model.at_once:PardSpeculator",
         ),
         Method(
             name="mtp-tree",

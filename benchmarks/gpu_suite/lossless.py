@@ -88,6 +88,7 @@ def methods() -> dict[str, dict[str, Any]]:
         GRIFFIN: tree(24, 4),
         "eagle3 tree": eagle3(24, 4),
         "p-eagle tree": with_p_eagle(),
+        "pard tree": with_pard(),
         "dflash tree": of_method("dflash-tree", MODELS / "dflash", 24, 4),
         "moa tree": moa(24, 4),
         # Room for paths that are longer than the trees are deep.
@@ -103,6 +104,14 @@ def with_p_eagle() -> dict[str, Any]:
     from tests.engine.p_eagle import p_eagle_tree
 
     return p_eagle_tree(kept_to_the_end())
+
+
+@cache
+def with_pard() -> dict[str, Any]:
+    """The same of a small model."""
+    from tests.engine.pard import pard_tree
+
+    return pard_tree(kept_to_the_end())
 
 
 def kept_to_the_end() -> Path:

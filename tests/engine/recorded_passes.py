@@ -10,8 +10,16 @@ VLLMS_DRAFTERS = {
     "dspark-tree": "vllm.model_executor.models.qwen3_dspark:Qwen3DSparkForCausalLM",
     "mtp-tree": "vllm.model_executor.models.mimo_mtp:MiMoMTP",
     "draft-model-tree": "vllm.model_executor.models.llama:LlamaForCausalLM",
+    "pard-tree": "vllm.model_executor.models.llama:LlamaForCausalLM",
 }
 """What drafts for methods without a class of their own."""
+AT_ONCE = {
+    "peagle-tree": "vllm_specext.methods.eagle.at_once:PEagleSpeculator",
+    "dflash-tree": "vllm_specext.methods.block.speculator:BlockSpeculator",
+    "dspark-tree": "vllm_specext.methods.block.speculator:BlockSpeculator",
+    "pard-tree": "vllm_specext.methods.language_model.at_once:PardSpeculator",
+}
+"""Speculators of methods that draft all positions in one pass."""
 
 
 def record_drafter(method: str, path: str) -> None:
@@ -49,18 +57,14 @@ def record_drafter(method: str, path: str) -> None:
         return made
 
     drafter.forward = forward
-    if method in ("peagle-tree", "dflash-tree", "dspark-tree"):
-        record_drafts(method, passes, path)
+    if method in AT_ONCE:
+        record_drafts(load(AT_ONCE[method]), passes, path)
 
 
-def record_drafts(method: str, passes: list[dict[str, Any]], path: str) -> None:
-    """Add the tokens of every draft to the last of its ``passes``."""
+def record_drafts(speculator: Any, passes: list[dict[str, Any]], path: str) -> None:
+    """Add the tokens of every draft of a ``speculator`` to the last of its ``passes``."""
     import torch
 
-    from vllm_specext.methods.block.speculator import BlockSpeculator
-    from vllm_specext.methods.eagle.at_once import PEagleSpeculator
-
-    speculator: Any = PEagleSpeculator if method == "peagle-tree" else BlockSpeculator
     stock = speculator.draft
 
     def draft(self: Any, step: Any) -> Any:

@@ -9,6 +9,7 @@ from vllm.platforms import current_platform
 
 from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, of_method, small, tree
 from tests.engine.p_eagle import p_eagle_tree
+from tests.engine.pard import pard_tree
 from tests.engine.test_eagle_formats import eagle1
 from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing, is_noticed
@@ -88,6 +89,14 @@ def test_those_of_eagle_1_do(engines: Engines, tmp_path: Path) -> None:
 def test_those_of_p_eagle_do(engines: Engines, tmp_path: Path) -> None:
     whole = p_eagle_tree(tmp_path)
     result = engines(with_keys(whole, LAYERS, HEAD), **BESIDE)
+    assert differing(result, engines({})) == []
+    assert accepted(result) > 0.9 * accepted(engines(whole))
+
+
+@extended
+def test_those_of_pard_do(engines: Engines, tmp_path: Path) -> None:
+    whole = pard_tree(tmp_path)
+    result = engines(with_keys(whole, LAYERS), **BESIDE)
     assert differing(result, engines({})) == []
     assert accepted(result) > 0.9 * accepted(engines(whole))
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from tests.engine.conftest import CHAIN, ROUND, Result
 from tests.engine.p_eagle import p_eagle_tree
+from tests.engine.pard import pard_tree
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_mtp_tree import mimo  # noqa: F401 - a fixture
@@ -97,7 +98,7 @@ def test_made_drafters_draft_for_an_adapted_target(
     tmp_path: Path,
 ) -> None:
     """MiMo's target has the same layers, to which the adapter fits."""
-    for made in (dspark(folder, 24, 4), p_eagle_tree(tmp_path / "drafter")):
+    for made in (dspark(folder, 24, 4), p_eagle_tree(tmp_path / "drafter"), pard_tree(tmp_path / "pard")):
         result = engines(LORA | made, rounds=every_other(adapter))
         assert differing(result, engines(LORA, rounds=every_other(adapter))) == set()
         assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 10

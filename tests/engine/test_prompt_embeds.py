@@ -10,6 +10,7 @@ import pytest
 from tests.engine.conftest import AGAIN, CHAIN, ROOMY, ROUND, TIGHT_FOR_TREES, Result, eagle3, moa, of_method, tree
 from tests.engine.embeddings import ALL, OWN, SOME
 from tests.engine.p_eagle import p_eagle_tree
+from tests.engine.pard import pard_tree
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
@@ -75,7 +76,7 @@ def test_so_have_those_after_which_a_made_drafter_drafts(
     tmp_path: Path,
 ) -> None:
     """Little of which is accepted."""
-    for made in (dspark(folder, 24, 4), p_eagle_tree(tmp_path / "drafter")):
+    for made in (dspark(folder, 24, 4), p_eagle_tree(tmp_path / "drafter"), pard_tree(tmp_path / "pard")):
         result = run(engines, made, keep_async=True)
         assert differing(result, plain) == []
         assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 20

@@ -14,6 +14,7 @@ import pytest
 
 from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, of_method, small, tree
 from tests.engine.p_eagle import p_eagle_tree
+from tests.engine.pard import pard_tree
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
@@ -88,8 +89,11 @@ def test_two_ranks_draft_the_same_blocks(two_ranks: Engines) -> None:
     assert result["sizes"]["24"] > 50
 
 
-def test_two_ranks_draft_the_same_positions(two_ranks: Engines, tmp_path: Path) -> None:
-    result = two_ranks(p_eagle_tree(tmp_path))
+@pytest.mark.parametrize("made", [p_eagle_tree, pard_tree])
+def test_two_ranks_draft_the_same_positions(
+    two_ranks: Engines, tmp_path: Path, made: Callable[[Path], dict[str, Any]]
+) -> None:
+    result = two_ranks(made(tmp_path))
     assert differing(result, two_ranks({})) == []
     assert result["sizes"]["24"] > 40
 

@@ -103,6 +103,13 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"is_multimodal_model": True}, "multimodal"),
     ],
     "draft-model-tree": IN_THE_TARGET + CONNECTOR + FOREIGN,
+    "pard-tree": [
+        *IN_THE_TARGET,
+        *ON_ONE_AXIS,
+        *CONNECTOR,
+        *FOREIGN,
+        ({"is_multimodal_model": True}, "multimodal"),
+    ],
     "mtp-tree": [
         *IN_THE_TARGET,
         *ON_ONE_AXIS,

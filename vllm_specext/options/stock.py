@@ -14,6 +14,8 @@ from vllm_specext.options.trees import (
 )
 from vllm_specext.tree.budget import TreeShape
 
+POSITIONS = "depth of the draft tree: its longest path from the root, and the positions that the drafter gives at once"
+
 
 class StockDrafterOptions(DrafterOptions):
     """The keys of methods whose drafters vLLM itself can load, and drafts chains with."""
@@ -46,13 +48,18 @@ class EagleTreeOptions(EagleOptions):
     method: Literal["eagle-tree"] = "eagle-tree"
 
 
-class DraftModelTreeOptions(StockDrafterOptions):
+class LanguageModelOptions(StockDrafterOptions):
+    """The keys that methods share whose drafter is a language model with the target's tokenizer."""
+
     stock_method = "draft_model"
     root_slots = 1
 
-    method: Literal["draft-model-tree"] = "draft-model-tree"
     model: str = Field(min_length=1, description="the drafter: a directory or a hub id of a causal language model")
     quantization: Literal["fp8_per_channel"] | None = Field(None, description=QUANTIZATION)
+
+
+class DraftModelTreeOptions(LanguageModelOptions):
+    method: Literal["draft-model-tree"] = "draft-model-tree"
 
 
 class AtOnceOptions(StockDrafterOptions):
@@ -78,13 +85,16 @@ class PEagleTreeOptions(AtOnceOptions, EagleOptions):
     speculators_type = "peagle"
 
     method: Literal["peagle-tree"] = "peagle-tree"
-    tree_depth: int = Field(
-        8,
-        ge=1,
-        le=32,
-        description="depth of the draft tree: its longest path from the root, and the positions that the drafter gives "
-        "at once",
-    )
+    tree_depth: int = Field(8, ge=1, le=32, description=POSITIONS)
+
+    @property
+    def lookahead(self) -> int | None:
+        return None  # fewer KV slots than a tree has nodes
+
+
+class PardTreeOptions(AtOnceOptions, LanguageModelOptions):
+    method: Literal["pard-tree"] = "pard-tree"
+    tree_depth: int = Field(12, ge=1, le=32, description=POSITIONS)
 
     @property
     def lookahead(self) -> int | None:

@@ -33,7 +33,7 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
         }
     at_once = options.speculators_type == "peagle"
     if at_once:
-        check_mask_token(drafter.place, drafter.config)
+        check_mask_token(drafter.place, drafter.config, "eagle3-tree")
         _check_class(drafter)
     if drafter.is_known:
         shape = drafter_shape(drafter, states, hidden_size, at_once)

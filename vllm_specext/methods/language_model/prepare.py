@@ -1,5 +1,6 @@
 """What a drafter with the target's tokenizer needs before vLLM builds its configuration, and what is checked after."""
 
+import logging
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
@@ -7,13 +8,16 @@ from vllm_specext.methods.checkpoints import check_files
 from vllm_specext.methods.foreign_vocab.pairing import load_tokenizer
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import LANGUAGE_MODEL, check_config, drafter_directory
+from vllm_specext.methods.stock.mask_token import MASK_TOKENS, check_mask_token
 from vllm_specext.methods.stock.prepare import check as check_stock
 from vllm_specext.methods.stock.prepare import fields_of
-from vllm_specext.options.stock import DraftModelTreeOptions
+from vllm_specext.options.stock import AtOnceOptions, LanguageModelOptions
 from vllm_specext.refusals import Launch
 
+logger = logging.getLogger(f"vllm.{__name__}")  # a child of vLLM's logger, whose handlers and level it shares
 
-def prepare(options: DraftModelTreeOptions, launch: Launch) -> Prepared:
+
+def prepare(options: LanguageModelOptions, launch: Launch) -> Prepared:
     """Check the drafter's files. Raises ``ConfigurationError``."""
     directory = drafter_directory(options.model, options.revision, LANGUAGE_MODEL)
     check_files(directory, LANGUAGE_MODEL)
@@ -21,7 +25,7 @@ def prepare(options: DraftModelTreeOptions, launch: Launch) -> Prepared:
     return Prepared({**fields_of(options), "model": str(directory)})
 
 
-def check(options: DraftModelTreeOptions, config: Any) -> None:
+def check(options: LanguageModelOptions, config: Any) -> None:
     """Refuse a drafter that cannot read the target's text; ``config`` is the finished ``SpecExtConfig``.
 
     Raises ``ConfigurationError``.
@@ -41,7 +45,13 @@ def check(options: DraftModelTreeOptions, config: Any) -> None:
             f"{key}, which reads {drafter.max_model_len} tokens, but --max-model-len is {target.max_model_len}: at "
             f"most {drafter.max_model_len} are allowed; methods 'slem' and 'tli' draft up to the drafter's end."
         )
-    _check_tokenizers(key, load_tokenizer(target).get_vocab(), _own_tokenizer(drafter).get_vocab())
+    own = _own_tokenizer(drafter).get_vocab()
+    if isinstance(options, AtOnceOptions):
+        mask = check_mask_token(f"{options.model}/config.json", drafter.hf_config, "draft-model-tree")
+        own = {token: id for token, id in own.items() if id != mask}  # it is no text of the target's
+    elif any(getattr(drafter.hf_config, name, None) is not None for name in MASK_TOKENS):
+        logger.info("The drafter was trained to draft all positions in one pass, which method 'pard-tree' does.")
+    _check_tokenizers(key, load_tokenizer(target).get_vocab(), own)
 
 
 def _own_tokenizer(drafter: Any) -> Any:

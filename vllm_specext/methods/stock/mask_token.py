@@ -1,5 +1,6 @@
-"""Drafters that draft all positions at once with EAGLE-3's classes (P-EAGLE, arXiv 2602.01469), told by their
-configuration: it names a token that stands for all that is not known yet."""
+"""Drafters that draft all positions at once, told by their configuration: it names a token that stands for all that is
+not known yet. They have EAGLE-3's classes (P-EAGLE, arXiv 2602.01469) or are language models (PARD, arXiv 2504.18583).
+"""
 
 from typing import Any
 
@@ -22,16 +23,18 @@ def refuse_all_at_once(place: str, raw: dict[str, Any]) -> None:
         raise ConfigurationError(f"{place}: speculators_model_type is 'peagle': the drafter {AT_ONCE}.")
 
 
-def check_mask_token(place: str, config: Any) -> None:
-    """Refuse any other drafter. ``config`` is what vLLM makes of its file."""
+def check_mask_token(place: str, config: Any, one_by_one: str) -> int:
+    """The token. Refuse any other drafter, which method ``one_by_one`` serves. ``config`` is what vLLM makes of its
+    file."""
     found = {key: value for key in MASK_TOKENS if (value := getattr(config, key, None)) is not None}
     if not found:
         raise ConfigurationError(
             f"{place} has none of {', '.join(MASK_TOKENS)}: the drafter drafts one token after another; method "
-            "'eagle3-tree' serves it."
+            f"{one_by_one!r} serves it."
         )
     key, token = next(iter(found.items()))
     if type(token) is not int or not 0 <= token < config.vocab_size:
         raise ConfigurationError(
             f"{place}: {key} is {token!r}; expected a token below vocab_size = {config.vocab_size}."
         )
+    return token
