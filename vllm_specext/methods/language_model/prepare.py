@@ -49,7 +49,7 @@ def check(options: LanguageModelOptions, config: Any) -> None:
     if isinstance(options, AtOnceOptions):
         mask = check_mask_token(f"{options.model}/config.json", drafter.hf_config, "draft-model-tree")
         own = {token: id for token, id in own.items() if id != mask}  # it is no text of the target's
-    elif any(getattr(drafter.hf_config, name, None) is not None for name in MASK_TOKENS):
+    elif any(getattr(drafter.hf_config, name, None) is not None for name in MASK_TOKENS[1:]):
         logger.info("The drafter was trained to draft all positions in one pass, which method 'pard-tree' does.")
     _check_tokenizers(key, load_tokenizer(target).get_vocab(), own)
 

@@ -8,7 +8,7 @@ from vllm_specext.errors import ConfigurationError
 
 AT_ONCE = "drafts all positions at once (P-EAGLE); method 'peagle-tree' serves it"
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""The keys that may name the token, in the order in which vLLM asks for them."""
+"""The keys that may name the token, in the order in which vLLM asks for them. Other drafters have the first, too."""
 
 
 def refuse_all_at_once(place: str, raw: dict[str, Any]) -> None:
