@@ -66,7 +66,7 @@ def test_drafts_give_the_tokens_of_plain_decoding(
     result = engines(trees(drafter, nodes, top_k, **own) | llm, keep_async=True)
     assert differing(result, plain) == []
     assert result["sizes"][str(nodes)] >= 5
-    assert accepted(result) > 50
+    assert accepted(result) > 40
 
 
 @extended
