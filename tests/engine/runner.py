@@ -94,7 +94,7 @@ def rebind_kernels(overrides: list[tuple[Any, Any]]) -> None:
 
 def multiply_eight_bits_as_any_cpu_does(spec: dict[str, Any]) -> None:
     """CPUs with AMX do it otherwise. vLLM's kernel for int8 takes features in 16 bits alone, and an engine under test
-    has 32. For float8 torch takes oneDNN's reference, which is a thousand times slower."""
+    has 32. For float8 torch takes oneDNN's reference, which is hundreds of times slower."""
     import torch
     from vllm.model_executor.kernels.linear.scaled_mm import cpu
 
