@@ -15,15 +15,15 @@ MASK = 198
 """The token that stands for what is not known yet."""
 
 
-def pard(folder: Path, **keys: Any) -> Path:
-    """In the layout of the released ones, with these ``keys`` in its configuration."""
+def pard(folder: Path) -> Path:
+    """In the layout of the released ones."""
     folder.mkdir(exist_ok=True)
     write_without_layers(TARGET, KEPT, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"pard_token": MASK} | keys))
+    (folder / "config.json").write_text(json.dumps(config | {"pard_token": MASK}))
     return folder
 
 
-def pard_tree(folder: Path, **own: Any) -> dict[str, Any]:
+def pard_tree(folder: Path) -> dict[str, Any]:
     """Arguments for an engine with trees of one that is made in ``folder``."""
-    return of_method("pard-tree", pard(folder), 24, 4, **own)
+    return of_method("pard-tree", pard(folder), 24, 4)

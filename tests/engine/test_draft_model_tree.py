@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.fewer_layers import write_without_layers
 from tests.engine.conftest import ROUND, TIGHT_FOR_TREES, Result, any_sizes, of_method
+from tests.engine.pard import KEPT
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.test_serving_model import Pass
 from tests.engine.test_trees import truncated
@@ -22,8 +23,6 @@ from vllm_specext.tree.topology import unpack
 
 Engines = Callable[..., Result]
 
-KEPT = (0, 1, 2, 3, 4, 6, 8, 9, 10, 11)
-"""Layers of the target that the drafter has."""
 TOP_K, LEVELS, NODES, TOKENS = 4, 6, 24, 24
 REQUEST: dict[str, Any] = requests(3)[2]
 

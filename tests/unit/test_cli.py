@@ -160,13 +160,8 @@ def test_an_error_of_ours_is_found_behind_another() -> None:
 def test_the_demonstration_has_a_tree_of_every_drafter_and_the_trees_differ_in_the_drafter_alone() -> None:
     trees = [config for _, config in CONFIGURATIONS if config.get("tree_top_k", 1) > 1]
     drafters = {name for name, method in METHODS.items() if issubclass(method.options, DrafterOptions)}
-    without = {
-        "eagle-tree",
-        "peagle-tree",
-        "dspark-tree",
-        "draft-model-tree",
-        "pard-tree",
-    }  # no such drafter is bundled
+    # No such drafter is bundled.
+    without = {"eagle-tree", "peagle-tree", "dspark-tree", "draft-model-tree", "pard-tree"}
     assert {config["method"] for config in trees} == drafters - without
     rest = [{key: value for key, value in config.items() if key not in ("method", "model")} for config in trees]
     assert all(config == rest[0] for config in rest)
