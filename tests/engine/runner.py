@@ -99,7 +99,7 @@ def multiply_eight_bits_as_any_cpu_does(spec: dict[str, Any]) -> None:
     from vllm.model_executor.kernels.linear.scaled_mm import cpu
 
     cpu.check_cpu_sgl_kernel = lambda n, k, dtype: False
-    if "fp8" in json.dumps(spec["llm"]):
+    if "fp8" in json.dumps(spec.get("llm")):
         torch.backends.mkldnn.set_flags(False)
 
 
