@@ -1,4 +1,4 @@
-"""Quantised targets, made of the bundled one, and what is put into an engine's process to look at them."""
+"""Quantised models, made of bundled ones, and what is put into an engine's process to look at them."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ SCHEMES: dict[str, Any] = {
 
 def quantised(folder: Path, scheme: str, source: Path = TARGET, head: bool = False) -> Path:
     """``source`` with the products of all its layers in one of ``SCHEMES``, and of an output layer of its own."""
-    copy_tokenizer(folder)
+    copy_tokenizer(folder, source)
     name, group, of = SCHEMES[scheme]
     tensors: dict[str, Tensor] = {}
     found = load_file(source / "model.safetensors")
@@ -79,8 +79,8 @@ def quantised(folder: Path, scheme: str, source: Path = TARGET, head: bool = Fal
     return folder
 
 
-def the_target_alone_is_quantised() -> None:
-    """Every product of a model whose checkpoint is has to be, and none of another's."""
+def what_a_checkpoint_quantises_is_quantised() -> None:
+    """Every product of a model whose checkpoint is quantised has to be, and none of another's."""
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 

@@ -27,7 +27,7 @@ Targets = Callable[[str], dict[str, Any]]
 
 extended = pytest.mark.extended
 TREE, CHAINS = tree(24, 4), {"speculative_config": CHAIN}
-LOOKED_AT = {"sabotage": "the_target_alone_is_quantised"}
+LOOKED_AT = {"sabotage": "what_a_checkpoint_quantises_is_quantised"}
 MOST = 4
 """Of 24 answers may differ with trees. With the last bit of attention at random 2 to 7 do, without drafts."""
 

@@ -74,8 +74,8 @@ def requests(count: int) -> list[dict[str, Any]]:
     return made
 
 
-def copy_tokenizer(folder: Path) -> None:
-    """And all else of the target but its weights, for one that is made of it in ``folder``."""
-    for file in TARGET.iterdir():
+def copy_tokenizer(folder: Path, source: Path = TARGET) -> None:
+    """And all else of ``source`` but its weights, for one that is made of it in ``folder``."""
+    for file in source.iterdir():
         if file.suffix in (".json", ".jinja"):
             shutil.copy(file, folder)
