@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vllm_specext.methods.checkpoints import Shapes
 from vllm_specext.methods.stock.checkpoint import MASK_HIDDEN, meaning_of_any
-from vllm_specext.methods.stock.mask_token import AT_ONCE
+from vllm_specext.methods.stock.mask_token import P_EAGLE
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class DrafterShape:
 
     def meaning(self, name: str) -> str | None:
         if name == MASK_HIDDEN:
-            return f"says that the drafter {AT_ONCE}"
+            return f"says that the drafter {P_EAGLE}"
         if name == "input_norm.weight":
             return "is read only where config.json has norm_before_fc = true"
         if name.startswith("fc_norm."):

@@ -6,21 +6,22 @@ from typing import Any
 
 from vllm_specext.errors import ConfigurationError
 
-AT_ONCE = "drafts all positions at once (P-EAGLE); method 'peagle-tree' serves it"
+P_EAGLE = "drafts all positions at once (P-EAGLE); method 'peagle-tree' serves it"
+EITHER = "drafts all positions at once; method 'peagle-tree' serves P-EAGLE's, and 'pard-tree' serves PARD's"
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 """The keys that may name the token, in the order in which vLLM asks for them. Other drafters have the first, too."""
 
 
 def refuse_all_at_once(place: str, raw: dict[str, Any]) -> None:
-    """Refuse a P-EAGLE drafter, of which ``raw`` are the keys of its file."""
+    """Refuse a drafter of EAGLE's methods, of which ``raw`` are the keys of its file, if it is P-EAGLE's or PARD's."""
     architectures = raw.get("architectures")
     if any(name.lower().startswith("peagle") for name in architectures or []):
-        raise ConfigurationError(f"{place}: architectures is {architectures!r}: the drafter {AT_ONCE}.")
+        raise ConfigurationError(f"{place}: architectures is {architectures!r}: the drafter {P_EAGLE}.")
     for key in MASK_TOKENS[1:]:  # DFlash's and DSpark's drafters have the first
         if raw.get(key) is not None:
-            raise ConfigurationError(f"{place}: {key} is {raw[key]!r}: the drafter {AT_ONCE}.")
+            raise ConfigurationError(f"{place}: {key} is {raw[key]!r}: the drafter {EITHER}.")
     if raw.get("speculators_model_type") == "peagle":
-        raise ConfigurationError(f"{place}: speculators_model_type is 'peagle': the drafter {AT_ONCE}.")
+        raise ConfigurationError(f"{place}: speculators_model_type is 'peagle': the drafter {P_EAGLE}.")
 
 
 def check_mask_token(place: str, config: Any, one_by_one: str) -> int:
