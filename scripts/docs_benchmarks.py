@@ -85,10 +85,10 @@ def float8_drafters() -> str:
     return table(("drafter", "weights", "tokens per verification", "prompts with the same tokens"), lines)
 
 
-def p_eagle() -> str:
+def at_once(file: str) -> str:
     """A row for each method and depth, a column for each number of drafted tokens."""
     lines: dict[tuple[str, int], dict[int, str]] = {}
-    for row in read("p_eagle_trees.json")["rows"]:
+    for row in read(file)["rows"]:
         figure = f"{row['tokens_per_verification']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
         lines.setdefault((row["method"], row["depth"]), {})[row["nodes"]] = figure
     sizes = sorted({nodes for found in lines.values() for nodes in found})
@@ -326,7 +326,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark tokens by depth": tokens_by_depth,
     "benchmark draft vocabulary": draft_vocabulary,
     "benchmark float8 drafters": float8_drafters,
-    "benchmark p-eagle": p_eagle,
+    "benchmark p-eagle": partial(at_once, "peagle_trees.json"),
+    "benchmark pard": partial(at_once, "pard_trees.json"),
     "benchmark chosen drafts": chosen_drafts,
     "benchmark beside eagle3": beside_eagle3,
     "benchmark sweep": sweep,

@@ -1,19 +1,23 @@
-"""Tokens per verification of a P-EAGLE drafter and of EAGLE-3's, as a chain and as trees of three sizes.
+"""Tokens per verification of a drafter that gives all positions in one pass, and of one that drafts level by level.
 
     python -m vllm_specext.demo.make_rows --work WORK
-    python -m vllm_specext.demo.train_p_eagle --work WORK --out WORK/p_eagle
-    python -m benchmarks.p_eagle_trees --drafter WORK/p_eagle --output benchmarks/results/cpu
+    python -m vllm_specext.demo.train_at_once p-eagle --work WORK --out WORK/p_eagle
+    python -m vllm_specext.demo.train_at_once pard --work WORK --out WORK/pard
+    python -m benchmarks.at_once_trees peagle-tree --drafter WORK/p_eagle --output benchmarks/results/cpu
+    python -m benchmarks.at_once_trees pard-tree --drafter WORK/pard --output benchmarks/results/cpu
 
-No trained P-EAGLE drafter is bundled; the first two commands make one in about twenty minutes on two slow cores. Both
-drafters are measured on all of the demonstration's held-out prompts, as in ``tokens_per_verification.py``. Nothing is
-timed. Every configuration must give the tokens of plain decoding, else nothing is written. Writes
-``p_eagle_trees.json``.
+No trained drafters of these kinds are bundled; the first commands make them, each in about twenty minutes on two slow
+cores. P-EAGLE's stands beside the bundled drafter for EAGLE-3, and PARD's beside itself with ``draft-model-tree``. Both
+are measured on all of the demonstration's held-out prompts, as in ``tokens_per_verification.py``, as a chain and as
+trees of three sizes. Nothing is timed. Every configuration must give the tokens of plain decoding, else nothing is
+written. Writes a JSON file of the method's name.
 """
 
 import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +33,16 @@ from vllm_specext.measure.bundled import EAGLE3_TREE, TARGET
 
 TRAINED = "training.json"
 """What the training leaves beside a drafter."""
-DRAFTS = (("eagle3-tree", 6, SIZES), ("peagle-tree", 6, SIZES), ("peagle-tree", 8, SIZES[-1:]))
-"""Methods, depths of their trees, and numbers of drafted tokens."""
+LEVEL_BY_LEVEL = {"peagle-tree": "eagle3-tree", "pard-tree": "draft-model-tree"}
+"""What each method is measured beside."""
 
 
-def measure(folder: Path) -> list[dict[str, Any]]:
+def drafts(method: str) -> list[tuple[str, int, Sequence[int]]]:
+    """Methods, depths of their trees, and numbers of drafted tokens."""
+    return [(LEVEL_BY_LEVEL[method], 6, SIZES), (method, 6, SIZES), (method, 8, SIZES[-1:])]
+
+
+def measure(compared: str, folder: Path) -> list[dict[str, Any]]:
     prompts = load([], sys.maxsize)
     rendering = Rendering(str(TARGET))
     ids = [rendering.ids(prompt) for prompt in prompts]
@@ -41,8 +50,8 @@ def measure(folder: Path) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="vllm-specext-benchmark-") as place:
         with load_engine(Configuration("plain"), Path(place)) as engine:
             plain = answers(engine, ids, None, "plain")
-        for method, depth, sizes in DRAFTS:
-            model = {"model": str(folder)} if method == "peagle-tree" else {}
+        for method, depth, sizes in drafts(compared):
+            model = {} if method == "eagle3-tree" else {"model": str(folder)}
             keys = EAGLE3_TREE | {"method": method, "num_speculative_tokens": SIZES[-1], "tree_top_k": 10} | model
             own = Configuration(method, keys | {"tree_depth": depth})
             with load_engine(forced(own, SIZES[-1]), Path(place)) as engine:
@@ -53,6 +62,10 @@ def measure(folder: Path) -> list[dict[str, Any]]:
                     about = {"method": method, "depth": depth, "nodes": nodes}
                     rows.append(about | summary(given, plain, min(depth, nodes)))
     return rows
+
+
+def result_file(method: str) -> str:
+    return f"{method.removesuffix('-tree')}_trees.json"
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
@@ -67,11 +80,12 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("method", choices=LEVEL_BY_LEVEL)
     parser.add_argument("--drafter", type=Path, required=True, help="folder of the trained drafter")
-    parser.add_argument("--output", type=Path, help="folder for p_eagle_trees.json")
+    parser.add_argument("--output", type=Path, help="folder for the JSON file")
     args = parser.parse_args()
     try:
-        rows = measure(args.drafter)
+        rows = measure(args.method, args.drafter)
     except ConfigurationError as error:
         sys.exit(f"error: {error}")
     Console().print(table(rows))
@@ -79,7 +93,7 @@ def main() -> None:
         args.output.mkdir(parents=True, exist_ok=True)
         trained = json.loads((args.drafter / TRAINED).read_text(encoding="utf-8"))
         made = {"trained": trained, "rows": rows}
-        (args.output / "p_eagle_trees.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        (args.output / result_file(args.method)).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
