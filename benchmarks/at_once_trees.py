@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -37,12 +37,28 @@ LEVEL_BY_LEVEL = {"peagle-tree": "eagle3-tree", "pard-tree": "draft-model-tree"}
 """What each method is measured beside."""
 
 
-def drafts(method: str) -> list[tuple[str, int, Sequence[int]]]:
-    """Methods, depths of their trees, and numbers of drafted tokens."""
-    return [(LEVEL_BY_LEVEL[method], 6, SIZES), (method, 6, SIZES), (method, 8, SIZES[-1:])]
+class Drafts(NamedTuple):
+    method: str
+    depth: int
+    sizes: Sequence[int]
+    """Numbers of drafted tokens."""
+    passes: int = 1
+    """Of the drafter, for a tree."""
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        return {"method": self.method, "tree_depth": self.depth} | (
+            {"draft_passes": self.passes} if self.method == "pard-tree" else {}
+        )
 
 
-def measure(compared: str, folder: Path) -> list[dict[str, Any]]:
+def compared(method: str) -> list[Drafts]:
+    passes = (1, 2, 3) if method == "pard-tree" else (1,)
+    trees = [Drafts(method, 6, SIZES if number == 1 else SIZES[1:], number) for number in passes]
+    return [Drafts(LEVEL_BY_LEVEL[method], 6, SIZES, 6), *trees, *(Drafts(method, 8, SIZES[-1:], n) for n in passes)]
+
+
+def measure(method: str, folder: Path) -> list[dict[str, Any]]:
     prompts = load([], sys.maxsize)
     rendering = Rendering(str(TARGET))
     ids = [rendering.ids(prompt) for prompt in prompts]
@@ -50,17 +66,17 @@ def measure(compared: str, folder: Path) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="vllm-specext-benchmark-") as place:
         with load_engine(Configuration("plain"), Path(place)) as engine:
             plain = answers(engine, ids, None, "plain")
-        for method, depth, sizes in drafts(compared):
-            model = {} if method == "eagle3-tree" else {"model": str(folder)}
-            keys = EAGLE3_TREE | {"method": method, "num_speculative_tokens": SIZES[-1], "tree_top_k": 10} | model
-            own = Configuration(method, keys | {"tree_depth": depth})
+        for drafts in compared(method):
+            model = {} if drafts.method == "eagle3-tree" else {"model": str(folder)}
+            keys = EAGLE3_TREE | {"num_speculative_tokens": SIZES[-1], "tree_top_k": 10} | model | drafts.keys
+            own = Configuration(drafts.method, keys)
             with load_engine(forced(own, SIZES[-1]), Path(place)) as engine:
-                for nodes in sizes:
-                    name = f"{method} of depth {depth}, {nodes} tokens"
+                for nodes in drafts.sizes:
+                    name = f"{drafts.method} of depth {drafts.depth}, {drafts.passes} passes, {nodes} tokens"
                     given = answers(engine, ids, nodes, name)
                     check_same(name, given, plain)
-                    about = {"method": method, "depth": depth, "nodes": nodes}
-                    rows.append(about | summary(given, plain, min(depth, nodes)))
+                    about = {"method": drafts.method, "depth": drafts.depth, "passes": drafts.passes, "nodes": nodes}
+                    rows.append(about | summary(given, plain, min(drafts.depth, nodes)))
     return rows
 
 
@@ -70,11 +86,11 @@ def result_file(method: str) -> str:
 
 def table(rows: list[dict[str, Any]]) -> Table:
     shown = Table(title="tokens per verification")
-    for column in ("method", "depth", "drafted tokens", "per verification", "95%"):
+    for column in ("method", "depth", "passes", "drafted tokens", "per verification", "95%"):
         shown.add_column(column, justify="left" if column == "method" else "right")
     for row in rows:
         figure, bounds = f"{row['tokens_per_verification']:.2f}", f"{row['low']:.2f}-{row['high']:.2f}"
-        shown.add_row(row["method"], str(row["depth"]), str(row["nodes"]), figure, bounds)
+        shown.add_row(row["method"], str(row["depth"]), str(row["passes"]), str(row["nodes"]), figure, bounds)
     return shown
 
 

@@ -88,7 +88,8 @@ def methods() -> dict[str, dict[str, Any]]:
         GRIFFIN: tree(24, 4),
         "eagle3 tree": eagle3(24, 4),
         "p-eagle tree": with_p_eagle(),
-        "pard tree": with_pard(),
+        "pard tree": with_pard(1),
+        "pard tree in two passes": with_pard(2),
         "dflash tree": of_method("dflash-tree", MODELS / "dflash", 24, 4),
         "moa tree": moa(24, 4),
         # Room for paths that are longer than the trees are deep.
@@ -107,11 +108,11 @@ def with_p_eagle() -> dict[str, Any]:
 
 
 @cache
-def with_pard() -> dict[str, Any]:
-    """The same of a small model."""
+def with_pard(passes: int) -> dict[str, Any]:
+    """The same of a small model, in so many ``passes``."""
     from tests.engine.pard import pard_tree
 
-    return pard_tree(kept_to_the_end())
+    return pard_tree(kept_to_the_end(), draft_passes=passes)
 
 
 def kept_to_the_end() -> Path:

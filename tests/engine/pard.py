@@ -24,6 +24,6 @@ def pard(folder: Path) -> Path:
     return folder
 
 
-def pard_tree(folder: Path) -> dict[str, Any]:
+def pard_tree(folder: Path, **own: Any) -> dict[str, Any]:
     """Arguments for an engine with trees of one that is made in ``folder``."""
-    return of_method("pard-tree", pard(folder), 24, 4)
+    return of_method("pard-tree", pard(folder), 24, 4, **own)

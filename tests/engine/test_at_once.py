@@ -8,7 +8,7 @@ position of a draft is accepted.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,18 +26,27 @@ NODES, TOP_K = 24, 4
 BY_LOAD = [[1, 2, 59], [3, 4, 24], [5, 6, 4], [7, 8, 0]]
 
 
-MADE: dict[str, Callable[[Path], Path]] = {"peagle-tree": p_eagle, "pard-tree": pard}
-Drafter = tuple[str, Path]
+class Drafter(NamedTuple):
+    method: str
+    folder: Path
+    keys: dict[str, Any]
+
+
+MADE: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
+    "p-eagle": ("peagle-tree", p_eagle, {}),
+    "pard": ("pard-tree", pard, {"draft_passes": 1}),
+    "pard-in-three-passes": ("pard-tree", pard, {"draft_passes": 3}),
+}
 
 
 @pytest.fixture(scope="module", params=MADE)
 def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Drafter:
-    """A method and the folder of a drafter."""
-    return request.param, MADE[request.param](tmp_path_factory.mktemp("drafter"))
+    method, make, keys = MADE[request.param]
+    return Drafter(method, make(tmp_path_factory.mktemp("drafter")), keys)
 
 
 def trees(drafter: Drafter, nodes: int = NODES, top_k: int = TOP_K, **own: Any) -> dict[str, Any]:
-    return of_method(*drafter, nodes, top_k, **own)
+    return of_method(drafter.method, drafter.folder, nodes, top_k, **drafter.keys | own)
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +95,10 @@ def test_drafts_of_one_position_do(engines: Engines, plain: Result, drafter: Dra
 
 
 @extended
-def test_any_sizes_do(engines: Engines, plain: Result, drafter: Drafter) -> None:
-    result = engines(any_sizes(trees(drafter)), keep_async=True, sabotage="draw_sizes")
+@pytest.mark.parametrize("graphs", [None, [2, 5, 8]], ids=["eager", "recorded"])
+def test_any_sizes_do(engines: Engines, plain: Result, drafter: Drafter, graphs: list[int] | None) -> None:
+    """And, in several passes, as many of them as may be."""
+    result = engines(any_sizes(trees(drafter)), keep_async=True, sabotage="draw_sizes", graphs=graphs)
     assert differing(result, plain) == []
     assert len([size for size, count in result["sizes"].items() if count > 3]) >= 4
     assert accepted(result) > 50

@@ -57,7 +57,7 @@ Recorded = tuple[list[int], list[Pass]]
 
 @pytest.fixture(scope="module")
 def recorded(engines: Engines, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    trees = of_method("pard-tree", folder, NODES, TOP_K)
+    trees = of_method("pard-tree", folder, NODES, TOP_K, draft_passes=1)
     sequence, passes = record(engines, tmp_path_factory.mktemp("passes") / "passes.pt", trees)
     # vLLM 0.33 drafts nothing after a request's last token.
     drafts = [one for one in passes if "tokens" in one and one["tokens"].numel()]

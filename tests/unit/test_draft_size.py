@@ -21,6 +21,15 @@ def test_large_trees_have_several_depths_and_small_ones_their_own() -> None:
     assert depths_of(TreeShape(59, 3, 10)) == [3]
 
 
+def test_a_method_has_its_own_depths_for_all_trees_that_fill_them() -> None:
+    full = TreeShape(59, 12, 10, ends=(10, 11))
+    assert depths_of(full) == [10, 11, 12]
+    assert depths_of(shape_for(15, full)) == [10, 11, 12]
+    assert depths_of(shape_for(12, full)) == [12]
+    assert ending_at(full, 11) == TreeShape(59, 11, 10, ends=(10, 11))
+    assert depths_of(TreeShape(59, 3, 10, ends=(1, 2))) == [2, 3]
+
+
 @pytest.mark.parametrize(
     "shape", [TreeShape(nodes, depth, 1 + nodes // 8) for nodes in (9, 24, 59) for depth in (4, 8)]
 )

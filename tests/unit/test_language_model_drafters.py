@@ -11,6 +11,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.language_model import prepare as module
 from vllm_specext.options.check import parse
 from vllm_specext.options.stock import DraftModelTreeOptions, LanguageModelOptions, PardTreeOptions
+from vllm_specext.tree.budget import TreeShape
 
 TEXT = {"a": 0, "b": 1, "c": 2}
 MASK = 5
@@ -76,8 +77,16 @@ def test_a_model_that_could_draft_all_at_once_is_told_of(
     assert len([one for one in caplog.messages if "method 'pard-tree'" in one]) == lines
 
 
-def test_all_positions_are_drafted_in_one_pass() -> None:
-    assert PARD.tree is not None
-    assert (PARD.tree.nodes, PARD.tree.depth, PARD.tree.top_k) == (59, 12, 10)
-    assert not PARD.chooses_depth
+def test_all_positions_are_drafted_in_one_pass_and_trees_may_be_read_in_more() -> None:
+    assert PARD.tree == TreeShape(59, 12, 10, ends=(11,))
+    assert PARD.chooses_depth
+    assert PARD.lookahead == 60
+    once = PARD.model_copy(update={"draft_passes": 1})
+    assert once.tree == TreeShape(59, 12, 10, ends=())
+    assert not once.chooses_depth
+    assert once.lookahead is None
+    flat = PARD.model_copy(update={"tree_depth": 1})
+    assert flat.passes == 1
+    chain = PARD.model_copy(update={"tree_top_k": 1})
+    assert (chain.tree, chain.chooses_depth, chain.lookahead) == (None, False, None)
     assert SMALL.chooses_depth

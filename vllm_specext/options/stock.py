@@ -1,5 +1,6 @@
 """The keys of methods whose drafters vLLM itself can load, and drafts chains with."""
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -94,11 +95,40 @@ class PEagleTreeOptions(AtOnceOptions, EagleOptions):
 
 class PardTreeOptions(AtOnceOptions, LanguageModelOptions):
     method: Literal["pard-tree"] = "pard-tree"
-    tree_depth: int = Field(12, ge=1, le=32, description=POSITIONS)
+    tree_depth: int = Field(
+        12,
+        ge=1,
+        le=32,
+        description="depth of the draft tree, its longest path from the root: the positions that the drafter gives at "
+        "once, and a level for each further pass",
+    )
+    draft_passes: int = Field(
+        2,
+        ge=1,
+        le=8,
+        description="passes of the drafter for a tree: each but the first reads the tree before, and what it then "
+        "knows makes a better one; with adaptive_drafts the most, fewer where that is measured to be faster",
+    )
+
+    @property
+    def passes(self) -> int:
+        """At most; every pass adds a level."""
+        return min(self.draft_passes, self.tree_depth)
+
+    @property
+    def tree(self) -> TreeShape | None:
+        shape = super().tree
+        return shape and replace(shape, ends=tuple(range(shape.depth - self.passes + 1, shape.depth)))
+
+    @property
+    def chooses_depth(self) -> bool:
+        return self.tree is not None and self.passes > 1
 
     @property
     def lookahead(self) -> int | None:
-        return None  # fewer KV slots than a tree has nodes
+        if self.tree is None or self.passes == 1:
+            return None  # fewer KV slots than a tree has nodes
+        return self.root_slots + self.tree.nodes
 
 
 class BlockOptions(AtOnceOptions):

@@ -19,7 +19,7 @@ DEPTH = (
 
 
 TREE_KEYS = frozenset(
-    {"tree_depth", "tree_top_k", "calibrated_trees", "prediction_tokens", "draft_lm_head_quantization"}
+    {"tree_depth", "tree_top_k", "draft_passes", "calibrated_trees", "prediction_tokens", "draft_lm_head_quantization"}
 )
 """Keys of methods with trees that vLLM does not have, or not in every version, so that it is ours that counts."""
 

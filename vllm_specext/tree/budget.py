@@ -3,7 +3,7 @@
 A tree of fewer nodes is narrower and then shallower: a tree that has no more nodes than it is deep is a chain.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 
@@ -15,6 +15,8 @@ class TreeShape:
     """Longest path from the root; the drafter runs ``depth - 1`` times over ``top_k`` nodes."""
     top_k: int
     """Children kept per node, and nodes kept per level to grow from; 1 is a chain."""
+    ends: tuple[int, ...] | None = None
+    """Smaller depths at which it may end, ascending, where the method has its own (``draft_size.py``)."""
 
 
 MANY = 1_000_000
@@ -57,7 +59,7 @@ def shape_for(nodes: int, full: TreeShape) -> TreeShape:
     top_k = ceil(full.top_k * nodes / full.nodes)
     while pool_size(full.depth, top_k) < nodes:
         top_k += 1
-    return TreeShape(nodes, full.depth, top_k)
+    return replace(full, nodes=nodes, top_k=top_k)
 
 
 def sizes_up_to(most: int) -> list[int]:

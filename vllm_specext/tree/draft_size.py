@@ -50,9 +50,12 @@ NOTHING = DraftSize(0, 0)
 
 def depths_of(shape: TreeShape) -> list[int]:
     """Depths at which a tree of this ``shape`` may end, ascending, its own the last. Small trees and chains have none
-    but their own: their nodes go where they are most likely to be accepted."""
-    shallow = (depth for depth in DEPTHS if depth < shape.depth and pool_size(depth, shape.top_k) >= shape.nodes)
-    return [*(shallow if shape.nodes > 2 * shape.depth else ()), shape.depth]
+    but their own: their nodes go where they are most likely to be accepted. A method's own depths are all trees'."""
+    if shape.ends is None and shape.nodes <= 2 * shape.depth:
+        return [shape.depth]
+    ends = DEPTHS if shape.ends is None else shape.ends
+    shallow = (depth for depth in ends if depth < shape.depth and pool_size(depth, shape.top_k) >= shape.nodes)
+    return [*shallow, shape.depth]
 
 
 def ending_at(shape: TreeShape, levels: int | None) -> TreeShape:
