@@ -86,14 +86,16 @@ def float8_drafters() -> str:
 
 
 def at_once(file: str) -> str:
-    """A row for each method and depth, a column for each number of drafted tokens."""
-    lines: dict[tuple[str, int], dict[int, str]] = {}
-    for row in read(file)["rows"]:
+    """A row for each method, depth and number of passes, a column for each number of drafted tokens."""
+    lines: dict[tuple[Any, ...], dict[int, str]] = {}
+    rows = read(file)["rows"]
+    kinds = [kind for kind in ("depth", "passes") if kind in rows[0]]
+    for row in rows:
         figure = f"{row['tokens_per_verification']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
-        lines.setdefault((row["method"], row["depth"]), {})[row["nodes"]] = figure
+        lines.setdefault((code(row["method"]), *(row[kind] for kind in kinds)), {})[row["nodes"]] = figure
     sizes = sorted({nodes for found in lines.values() for nodes in found})
-    header = "method", "depth", *(f"{nodes} tokens" for nodes in sizes)
-    return table(header, [(code(one), depth, *(of.get(n, "") for n in sizes)) for (one, depth), of in lines.items()])
+    header = "method", *kinds, *(f"{nodes} tokens" for nodes in sizes)
+    return table(header, [(*kind, *(of.get(n, "") for n in sizes)) for kind, of in lines.items()])
 
 
 def tokens_by_depth() -> str:

@@ -89,7 +89,7 @@ def methods() -> dict[str, dict[str, Any]]:
         "eagle3 tree": eagle3(24, 4),
         "p-eagle tree": with_p_eagle(),
         "pard tree": with_pard(1),
-        "pard tree in two passes": with_pard(2),
+        "pard tree in three passes": with_pard(3),
         "dflash tree": of_method("dflash-tree", MODELS / "dflash", 24, 4),
         "moa tree": moa(24, 4),
         # Room for paths that are longer than the trees are deep.

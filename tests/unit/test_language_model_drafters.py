@@ -78,7 +78,7 @@ def test_a_model_that_could_draft_all_at_once_is_told_of(
 
 
 def test_all_positions_are_drafted_in_one_pass_and_trees_may_be_read_in_more() -> None:
-    assert PARD.tree == TreeShape(59, 12, 10, ends=(11,))
+    assert PARD.tree == TreeShape(59, 12, 10, ends=(10, 11))
     assert PARD.chooses_depth
     assert PARD.lookahead == 60
     once = PARD.model_copy(update={"draft_passes": 1})

@@ -103,7 +103,7 @@ class PardTreeOptions(AtOnceOptions, LanguageModelOptions):
         "once, and a level for each further pass",
     )
     draft_passes: int = Field(
-        2,
+        3,
         ge=1,
         le=8,
         description="passes of the drafter for a tree: each but the first reads the tree before, and what it then "
