@@ -92,15 +92,18 @@ def rebind_kernels(overrides: list[tuple[Any, Any]]) -> None:
                     own.pop("_kernel_arg_names", None)
 
 
-def multiply_eight_bits_as_any_cpu_does(spec: dict[str, Any]) -> None:
+def compute_as_any_cpu_does(spec: dict[str, Any]) -> None:
     """CPUs with AMX do it otherwise. vLLM's kernel for int8 takes features in 16 bits alone, and an engine under test
-    has 32. For float8 torch takes oneDNN's reference, which is hundreds of times slower."""
+    has 32. For float8 torch takes oneDNN's reference, which is hundreds of times slower. In bfloat16 vLLM packs pages,
+    so that trees are refused."""
     import torch
     from vllm.model_executor.kernels.linear.scaled_mm import cpu
 
     cpu.check_cpu_sgl_kernel = lambda n, k, dtype: False
     if "fp8" in json.dumps(spec.get("llm")):
         torch.backends.mkldnn.set_flags(False)
+    if "bfloat16" in json.dumps(spec.get("llm")):
+        torch.cpu._is_amx_tile_supported = lambda: False
 
 
 def run_every_pass() -> None:
@@ -212,7 +215,7 @@ def replace_in_vllm(spec: dict[str, Any]) -> None:
     from tests.engine import counting
 
     spare_what_only_long_lives_need()
-    multiply_eight_bits_as_any_cpu_does(spec)
+    compute_as_any_cpu_does(spec)
     if spec.get("measure_memory"):
         measure_memory_first()
     if spec.get("keep_async"):
