@@ -2,8 +2,8 @@
 
 A block drafter's positions know nothing of one another (``marginals.py``). Once it has read a tree as text, it knows
 what follows each node, given the path to it. The most likely nodes of all that follow a node of that tree, or its root,
-are then found without another pass. Most of them follow a path that was right, so that the new tree is nearly as good
-as one that is grown level by level, a pass for each level.
+are then found without another pass. Each tree that is read brings the next one nearer to one that is grown level by
+level, a pass for each level (docs/benchmarks.md has figures).
 
 Scores are sums of log-probabilities in float32, each taken from its parent's downwards, and ties go to the candidate of
 the earlier node: as no log-probability is above 0, a parent then never ranks below its child.
