@@ -54,3 +54,9 @@ def count_depths() -> None:
         return drafted
 
     TreeGrower.__call__ = grow  # type: ignore[method-assign]
+
+
+def cache_groups(llm: Any) -> int:
+    """The number of groups of layers that have a block table and metadata of their own."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    return len(scheduler.kv_cache_config.kv_cache_groups)

@@ -241,7 +241,7 @@ def main(spec_path: str, out_path: str) -> None:
     from vllm import LLM
 
     from tests.engine import sessions, sounds
-    from tests.engine.counting import depths, draws, learned
+    from tests.engine.counting import cache_groups, depths, draws, learned
     from tests.engine.embeddings import prompt
     from vllm_specext.plugin import register
 
@@ -288,6 +288,7 @@ def main(spec_path: str, out_path: str) -> None:
                 "async": engine.scheduler_config.async_scheduling,
                 "shortened": shortened(llm),
                 "recorded": recorded(llm),
+                "cache_groups": cache_groups(llm),
             }
         )
     )

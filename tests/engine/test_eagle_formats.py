@@ -241,6 +241,7 @@ def test_a_layer_with_a_window(alone: Engines, plain: Result, as_bundled: int, t
     result = draft(alone, write(tmp_path / "drafter", config | window, tensors))
     assert differing(result, plain) == []
     assert 200 < accepted(result) < as_bundled
+    assert result["cache_groups"] == 1
 
 
 @pytest.mark.extended

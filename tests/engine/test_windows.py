@@ -105,6 +105,15 @@ def test_a_small_model_with_windows_drafts_for_its_like(engines: Engines, target
     assert accepted(own) > accepted(other) > 200
 
 
+@extended
+def test_such_a_model_drafts_for_a_target_without(engines: Engines, targets: Targets) -> None:
+    """Its layers keep whole texts on the target's pages."""
+    result = engines(of_method("draft-model-tree", targets("windows"), 24, 4), keep_async=True)
+    assert differing(result, engines({})) == []
+    assert accepted(result) > 200
+    assert result["cache_groups"] == 1
+
+
 @pytest.fixture(scope="module")
 def oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gpt_oss(tmp_path_factory.mktemp("oss"))

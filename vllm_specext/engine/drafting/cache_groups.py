@@ -6,8 +6,9 @@ from typing import Any
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 
+from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.node_passes import CacheGroup
-from vllm_specext.engine.verification.attention import wrap_draft_layers
+from vllm_specext.engine.verification.attention import WITH_BLOCK_TABLE, wrap_draft_layers
 from vllm_specext.errors import ConfigurationError
 
 
@@ -18,6 +19,30 @@ def wrap_own_layers(
     most so many ``levels``."""
     layers = get_layers_from_vllm_config(vllm_config, Attention)
     wrap_draft_layers((layers[name] for name in layers if name not in target_names or name in also), levels)
+    if all(layers[name].sliding_window is None for name in target_names):
+        keep_whole_texts(layers[name] for name in layers.keys() - target_names)
+
+
+@replaces(
+    "vllm.model_executor.layers.attention.attention.Attention.sliding_window",
+    name="pages of layers with windows",
+    why=(
+        "vLLM gives layers with a window pages of their own, in groups that all have as many layers as the smallest: "
+        "one such layer of a drafter, and each layer of the target has a block table and metadata of its own"
+    ),
+    how=(
+        "set to None for a drafter's layers where none of the target's has a window, or where the drafter has its own "
+        "text: they keep whole texts on the same pages as the others, and see a window of them"
+    ),
+    upstream="none; the FIXME in vLLM's _get_kv_cache_groups_uniform_page_size",
+    until="vLLM's groups may have different numbers of layers",
+    kind="set",
+)
+def keep_whole_texts(layers: Iterable[Any]) -> None:
+    """Have ``layers`` with windows keep the keys and values of whole texts, so that they share pages with others."""
+    for layer in layers:
+        if layer.attn_backend.get_name() in WITH_BLOCK_TABLE:  # others may want one window for all that share pages
+            layer.sliding_window = None
 
 
 def drafters_groups(speculator: Any, names: Collection[str]) -> list[CacheGroup]:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.attn_utils import (
     build_attn_metadata,
@@ -25,7 +26,7 @@ from vllm.v1.worker.gpu.attn_utils import (
 )
 from vllm.v1.worker.gpu.block_table import BlockTables
 
-from vllm_specext.engine.drafting.cache_groups import check_pages
+from vllm_specext.engine.drafting.cache_groups import check_pages, keep_whole_texts
 from vllm_specext.engine.drafting.node_passes import CacheGroup
 from vllm_specext.engine.standalone.moved import get_kv_cache_config_from_groups, get_kv_cache_groups
 from vllm_specext.engine.standalone.page_pool import PagePool
@@ -58,12 +59,14 @@ class StandaloneCache:
     def __init__(self, config: VllmConfig, device: torch.device) -> None:
         """``config`` is the drafter's own, with its layers and no others."""
         self.config, self.device = config, device
+        keep_whole_texts(get_layers_from_vllm_config(config, Attention).values())
         specs = get_kv_cache_spec(config)
         self._groups = get_kv_cache_groups(config, specs)
-        if len(self._groups) != 1:
+        kinds = max(len(self._groups), len({spec.page_size_bytes for spec in specs.values()}))
+        if kinds != 1:
             raise ConfigurationError(
-                f"speculative-config key 'model' is {config.model_config.model!r}, whose layers need "
-                f"{len(self._groups)} kinds of cache; drafters with one kind of attention are allowed."
+                f"speculative-config key 'model' is {config.model_config.model!r}, whose layers need {kinds} kinds of "
+                "cache; drafters with one kind are allowed."
             )
         self.max_len = config.model_config.max_model_len
         self._max_num_reqs = config.scheduler_config.max_num_seqs
