@@ -134,13 +134,21 @@ RELEASED = (
     pard("Qwen/Qwen2.5-7B-Instruct", "amd/PARD-Qwen2.5-0.5B"),
     *foreign("Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"),
     eagle3("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3"),
+    Released(
+        "google/gemma-4-31B-it",
+        "dflash-tree",
+        ("z-lab/gemma-4-31B-it-DFlash", "RedHatAI/gemma-4-31B-it-speculator.dflash"),
+    ),
+    Released("google/gemma-4-26B-A4B-it", "dflash-tree", ("z-lab/gemma-4-26B-A4B-it-DFlash",)),
     eagle3("google/gemma-4-12B-it", "deepseek-ai/eagle3_gemma4_12b_ttt7"),
     eagle3("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
     Released(
         "openai/gpt-oss-20b", "peagle-tree", ("amazon/GPT-OSS-20B-P-EAGLE", "amazon/gpt-oss-20b-p-eagle-long-context")
     ),
+    Released("openai/gpt-oss-20b", "dflash-tree", ("z-lab/gpt-oss-20b-DFlash",)),
     eagle3("openai/gpt-oss-120b", "nvidia/gpt-oss-120b-Eagle3-v3"),
     Released("openai/gpt-oss-120b", "peagle-tree", ("amazon/gpt-oss-120b-p-eagle",)),
+    Released("openai/gpt-oss-120b", "dflash-tree", ("z-lab/gpt-oss-120b-DFlash",)),
     eagle3("mistralai/Mistral-Small-24B-Instruct-2501", "cvalgian/EAGLE3-Mistral-Small-24B-Instruct-2501"),
     eagle("mistralai/Mixtral-8x7B-Instruct-v0.1", "yuhuili/EAGLE-mixtral-instruct-8x7B"),
     Released("XiaomiMiMo/MiMo-7B-RL", "mtp-tree", ()),

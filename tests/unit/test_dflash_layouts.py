@@ -157,7 +157,8 @@ def released(folder: Path) -> Path:
 def test_released_layouts_are_accepted(config: Config, tensors: Tensors, tmp_path: Path) -> None:
     made = prepared(write(tmp_path, config, tensors))
     assert made.overrides["eagle_aux_hidden_state_layer_ids"] == [2, 6, 10]
-    assert made.overrides["is_causal"] is False
+    assert made.overrides["causal_layers"] == [False] * LAYERS
+    assert made.overrides["draft_scales"]["reads_as_target"] is (config is RELEASED)
     assert isinstance(made.options, DFlashTreeOptions)
     assert made.options.tree is not None
     assert (made.options.tree.depth, made.options.lookahead) == (BLOCK - 1, BLOCK)
@@ -212,12 +213,6 @@ def test_a_chain_is_as_long_as_the_user_says(tmp_path: Path) -> None:
     assert (options.tree, options.lookahead) == (None, 6)
 
 
-def test_causal_blocks_are_told_from_others(tmp_path: Path) -> None:
-    section = RELEASED["dflash_config"] | {"causal": True}
-    folder = write(tmp_path, RELEASED | {"dflash_config": section}, dflash())
-    assert prepared(folder).overrides["is_causal"] is True
-
-
 def section(**changes: Any) -> Edit:
     return edit_config(dflash_config=RELEASED["dflash_config"] | changes)
 
@@ -237,11 +232,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "another target": (edit_config(num_target_layers=30), ["num_target_layers is 30", "12 layers"]),
     "no states": (section(use_aux_hidden_state=False), ["use_aux_hidden_state is False", "true alone"]),
     "drafts of the anchor": (section(sample_from_anchor=True), ["sample_from_anchor is True", "false alone"]),
-    "sinks": (section(attention_sink_bias=True), ["attention_sink_bias is True"]),
-    "windows": (section(use_swa=True), ["use_swa is True", "windows"]),
-    "a window": (
-        edit_config(layer_types=["full_attention", "sliding_attention"], sliding_window=16),
-        ["layer_types is", "'full_attention' alone"],
+    "sinks without tensors": (section(attention_sink_bias=True), ["layers.0.self_attn.attention_sink_bias"]),
+    "tensors without sinks": (
+        add(layers__0__self_attn__attention_sink_bias=torch.zeros(HEADS)),
+        ["layers.0.self_attn.attention_sink_bias"],
     ),
     "half causal": (section(causal="no"), ["causal is 'no'"]),
     "the next kind": (edit_config(architectures=["DFlash2DraftModel"]), ["DFlash2DraftModel", "does not support"]),

@@ -22,6 +22,8 @@ class BlockShape:
     mlp_size: int
     bias: bool = False
     """Whether the projections of attention have a bias each."""
+    sinks: bool = False
+    """Whether each head of attention has a sink."""
     markov_rank: int | None = None
     """Width of DSpark's Markov head; DFlash has none."""
     confidence_size: int | None = None
@@ -80,6 +82,8 @@ class BlockShape:
             yield f"{prefix}.self_attn.{name}.weight", shape
             if self.bias:
                 yield f"{prefix}.self_attn.{name}.bias", shape[:1]
+        if self.sinks:
+            yield f"{prefix}.self_attn.attention_sink_bias", (self.heads,)
         for name in ("q_norm", "k_norm"):
             yield f"{prefix}.self_attn.{name}.weight", (self.head_dim,)
         for name, shape in {"gate_proj": (m, d), "up_proj": (m, d), "down_proj": (d, m)}.items():

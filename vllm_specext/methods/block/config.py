@@ -1,17 +1,15 @@
 """The configuration of a DFlash or DSpark drafter: the parameters of vLLM's class, the block, and the target's layers
-that it reads.
-
-DFlash's checkpoints have their own keys in ``dflash_config``, DSpark's at the top; vLLM looks in both places.
-"""
+that it reads."""
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.block.checkpoint import BlockShape
+from vllm_specext.methods.block.keys import Keys
+from vllm_specext.methods.block.scales import Scales, scales_of
+from vllm_specext.methods.block.sight import Sight, sights_of
 from vllm_specext.methods.stock.config import (
-    FULL,
     Drafter,
     check_arithmetic,
     draft_vocabulary_size,
@@ -23,7 +21,6 @@ from vllm_specext.methods.stock.config import (
 DSPARK = "Qwen3DSparkForCausalLM"
 """vLLM's class of DSpark drafters."""
 
-_SECTION = "dflash_config"
 MAX_BLOCK = 65
 """The most rows of a block; released drafters have up to 16."""
 
@@ -37,47 +34,14 @@ class Block:
     each mask token gives its own."""
     target_layers: list[int]
     """Numbers of the target's layers whose output the drafter reads, from 0 up."""
-    is_causal: bool
-    """Whether a row sees the block's earlier rows alone."""
+    sights: list[Sight]
+    """What each layer sees."""
+    scales: Scales
 
     @property
     def levels(self) -> int:
         """Tokens that are drafted one after another."""
         return self.rows if self.from_anchor else self.rows - 1
-
-
-class Keys:
-    """Keys of a drafter's configuration, in its section or at the top."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.place, self.config = drafter.place, drafter.config
-        section = getattr(self.config, _SECTION, None) or {}
-        if not isinstance(section, dict):
-            raise ConfigurationError(f"{self.place}: {_SECTION} is {section!r}; expected a JSON object.")
-        self.section: dict[str, Any] = section
-
-    def __getitem__(self, key: str) -> Any:
-        """``None`` where it is in neither."""
-        return self.section.get(key, getattr(self.config, key, None))
-
-    def name(self, key: str) -> str:
-        """The key as a message names it."""
-        return f"{_SECTION}.{key}" if key in self.section else key
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self[key]
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ConfigurationError(f"{self.place}: {self.name(key)} is {value!r}; expected true or false.")
-        return value
-
-    def require(self, key: str, value: bool) -> None:
-        """Refuse another value than this, which is the default."""
-        if self.flag(key, value) is not value:
-            raise ConfigurationError(
-                f"{self.place}: {self.name(key)} is {not value}; supported is {str(value).lower()} alone."
-            )
 
 
 def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int) -> BlockShape:
@@ -103,6 +67,7 @@ def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int) -> Blo
         head_dim=integer(place, config, "head_dim", sizes["hidden_size"] // heads),
         mlp_size=sizes["intermediate_size"],
         bias=flag(place, config, "attention_bias"),
+        sinks=_has_sinks(drafter),
         markov_rank=rank,
         confidence_size=confidence,
     )
@@ -123,7 +88,6 @@ def block_of(drafter: Drafter, target_layers: int) -> Block:
         name = keys.name("mask_token_id")
         raise ConfigurationError(f"{place}: {name} is {mask!r}; expected a token below vocab_size = {vocab_size}.")
     keys.require("use_aux_hidden_state", True)
-    keys.require("attention_sink_bias", False)
     if drafter.class_name == DSPARK:
         from_anchor = keys.flag("sample_from_anchor", True)
         if (head := keys["markov_head_type"]) not in (None, "vanilla"):
@@ -131,7 +95,13 @@ def block_of(drafter: Drafter, target_layers: int) -> Block:
     else:
         from_anchor = False
         keys.require("sample_from_anchor", False)
-    return Block(rows, from_anchor, _target_layers(keys, target_layers), _is_causal(keys))
+    layers = _target_layers(keys, target_layers)
+    return Block(rows, from_anchor, layers, sights_of(drafter, rows), scales_of(drafter))
+
+
+def _has_sinks(drafter: Drafter) -> bool:
+    keys, key = Keys(drafter), "attention_sink_bias"
+    return keys.flag(key if key in keys.section else "add_swa_attention_sink_bias", False)
 
 
 def _target_layers(keys: Keys, count: int) -> list[int]:
@@ -146,13 +116,3 @@ def _target_layers(keys: Keys, count: int) -> list[int]:
     if (said := keys["num_target_layers"]) not in (None, count):
         raise ConfigurationError(f"{place}: num_target_layers is {said!r} but the target has {count} layers.")
     return list(ids)
-
-
-def _is_causal(keys: Keys) -> bool:
-    """As vLLM's class finds it, for layers that all see the whole text."""
-    if use := keys.section.get("use_swa"):
-        raise ConfigurationError(f"{keys.place}: {_SECTION}.use_swa is {use!r}; windows are not supported.")
-    kinds = keys["layer_types"]
-    if kinds is not None and (not isinstance(kinds, list) or {*kinds} - {FULL}):
-        raise ConfigurationError(f"{keys.place}: layer_types is {kinds!r}; supported is {FULL!r} alone.")
-    return keys.flag("is_causal", keys.flag("causal", False))

@@ -35,8 +35,12 @@ def prepare(options: BlockOptions, launch: Launch) -> Prepared:
         # vLLM's runner V2 asks here first, and numbers layers by their input.
         "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in block.target_layers],
         "target_hidden_size": hidden_size,
-        "is_causal": block.is_causal,
         "sample_from_anchor": block.from_anchor,
+        # What vLLM's class takes its layers for decides about their backend alone, because a block's passes bring
+        # their own attention: one that knows rows that see later ones would be asked for in vain.
+        "is_causal": True,
+        "causal_layers": [sight.is_causal for sight in block.sights],
+        **block.scales.overrides(),
     }
     fields = {**fields_of(options), "model": str(directory)}
     return Prepared(fields, overrides, options=_within(drafter, block, options))

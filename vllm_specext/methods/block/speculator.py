@@ -4,14 +4,15 @@ After every step the drafter takes in hidden states of several of the target's l
 key and a value in every layer of the drafter, at the token's own KV slot. They depend on nothing but the tokens up to
 theirs, so that cached prefixes keep them. Then one pass runs over a block, the last sampled token and a mask token for
 each position to draft; DSpark has one mask token fewer, because each row gives the token after its own. The rows see
-the text and, unless the drafter is causal, all of the block. What they give, one feature for each position, becomes a
-tree (``trees.py``). The block's own keys and values lie in the KV slots after the accepted prefix, and are overwritten
-by the next step.
+the text or a window of it, and all of the block or its earlier rows, as each layer was trained (``sight.py``). What
+they give, one feature for each position, becomes a tree (``trees.py``). The block's own keys and values lie in the KV
+slots after the accepted prefix, and are overwritten by the next step.
 Shapes: ``R`` requests, ``L`` levels, ``B`` rows of a block, ``W`` rows of an accepted path (levels + 1), ``T`` rows of
 a step.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,12 +24,14 @@ from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
 from vllm_specext.engine.drafting.cache_groups import drafters_groups, wrap_own_layers
 from vllm_specext.engine.drafting.loading import for_loading
-from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
+from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
 from vllm_specext.engine.drafting.rooted_speculator import RootedSpeculator
 from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.step import Step
 from vllm_specext.engine.verification.layout import AcceptedPaths
+from vllm_specext.kernels.tree_attention import TreeRows
+from vllm_specext.methods.block.scales import scale, scales_in
 from vllm_specext.methods.block.trees import MakeTree, of_marginals, of_markov_head
 from vllm_specext.tree.topology import pack
 
@@ -45,17 +48,24 @@ class BlockSpeculator(RootedSpeculator):
         self.width = self.levels + (not config.sample_from_anchor)
         self.masks = torch.full((1, self.width - 1), get_parallel_drafting_token_id(config), device=device)
         seen = torch.ones(self.width, self.width, dtype=torch.bool, device=device)
-        self.visible = pack(seen.tril() if config.is_causal else seen)
-        """What a block's rows see of it as bits, ``[B, words]``."""
+        self.whole, self.earlier = pack(seen), pack(seen.tril())
+        """What a block's rows see of it as bits, ``[B, words]``: all, or in causal layers those before them."""
+        self.causal_layers: frozenset[str] = frozenset()
         self.together = max(1, self.max_num_tokens // self.width)
         """The most blocks of a pass."""
         self.path_states = torch.zeros(0, device=device)
         """Hidden states of the accepted paths' rows, ``[R W, states d]``, once their width is known."""
-        self.passes: NodePasses[Tensor] = NodePasses(self._run, self.max_model_len)
+        self.passes: NodePasses[Tensor] = NodePasses(self._run, self.max_model_len, self._see)
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         drafter: Any = self.load(target_model, for_loading(self.vllm_config))
         wrap_own_layers(self.vllm_config, target_attn_layer_names, self.sizes.largest.depth)
+        config = self.draft_model_config.hf_config
+        scale(drafter, target_model, scales_in(config))
+        names = drafter.get_draft_kv_cache_layer_names()
+        self.causal_layers = frozenset(
+            name for name, is_causal in zip(names, config.causal_layers, strict=True) if is_causal
+        )
         rows = self.max_num_reqs * self.paths.width
         self.path_states = torch.zeros(rows, drafter.model.fc.input_size, dtype=self.dtype, device=self.device)
         return drafter
@@ -91,10 +101,14 @@ class BlockSpeculator(RootedSpeculator):
             slots=slots,
             written=self.roots.written[part, None],
             prefix_lens=root,
-            visible=self.visible.expand(requests, -1, -1),
+            visible=self.whole.expand(requests, -1, -1),
         )
         features = self.passes(nodes, self.width, longest + self.width, first)
         return features.view(requests, self.width, -1)[:, -self.levels :]
+
+    def _see(self, group: CacheGroup, rows: TreeRows) -> dict[str, TreeRows]:
+        causal = replace(rows, visible=self.earlier.expand(len(rows.prefix_lens), -1, -1))
+        return {name: causal if name in self.causal_layers else rows for name in group.layers}
 
     def _run(self, nodes: Nodes, metadata: dict[str, Any] | None, slot_mappings: dict[str, Tensor] | None) -> Tensor:
         return run_model(self.model, self.vllm_config, nodes.ids, nodes.positions, metadata, slot_mappings)
