@@ -140,7 +140,6 @@ RELEASED = (
         ("z-lab/gemma-4-31B-it-DFlash", "RedHatAI/gemma-4-31B-it-speculator.dflash"),
     ),
     Released("google/gemma-4-26B-A4B-it", "dflash-tree", ("z-lab/gemma-4-26B-A4B-it-DFlash",)),
-    eagle3("google/gemma-4-12B-it", "deepseek-ai/eagle3_gemma4_12b_ttt7"),
     eagle3("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
     Released(
         "openai/gpt-oss-20b", "peagle-tree", ("amazon/GPT-OSS-20B-P-EAGLE", "amazon/gpt-oss-20b-p-eagle-long-context")

@@ -114,6 +114,16 @@ def speculators(folder: Path, layer: Config | None = None, more: Tensors | None 
     return write(folder, outer | keys, tensors)
 
 
+def deepspec(folder: Path, norms: Tensors, **keys: Any) -> Path:
+    """Qwen3's layer, copies of the target's embedding and output layer, and its layers numbered by their outputs."""
+    config, tensors = bundled()
+    config.pop(AUX, None)
+    config |= {"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", "target_layer_ids": [1, 5, 8]}
+    config |= {"ttt_length": 7, "step_loss_decay": 0.8, "tie_word_embeddings": False}
+    copies = {"embed_tokens.weight": head(), "lm_head.weight": head()}
+    return write(folder, config | keys, tensors | copies | norms)
+
+
 def two_layers(folder: Path) -> Path:
     """The second adds nothing to what the first leaves."""
     config, tensors = bundled()
@@ -200,11 +210,17 @@ def test_norm_before_residual_is_honoured(alone: Engines, plain: Result, as_bund
     assert accepted(result) < as_bundled
 
 
-@pytest.mark.extended
-def test_qwen3s_layer(alone: Engines, plain: Result, tmp_path: Path) -> None:
+def test_qwen3s_layer_and_deepseeks_layout_of_it(alone: Engines, plain: Result, tmp_path: Path) -> None:
     norms = {f"layers.0.self_attn.{x}_norm.weight": torch.full((64,), 1.0) for x in "qk"}
-    result = draft(alone, speculators(tmp_path / "drafter", {"model_type": "qwen3"}, norms))
-    assert differing(result, plain) == []
+    results = [
+        draft(alone, speculators(tmp_path / "speculators", {"model_type": "qwen3"}, norms)),
+        draft(alone, deepspec(tmp_path / "deepspec", norms)),
+        draft(alone, deepspec(tmp_path / "other states", norms, target_layer_ids=[0, 5, 8])),
+    ]
+    for result in results:
+        assert differing(result, plain) == []
+    assert accepted(results[0]) == accepted(results[1]) != accepted(results[2])
+    assert accepted(results[1]) > 50
 
 
 @pytest.mark.extended

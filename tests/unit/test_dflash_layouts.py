@@ -27,6 +27,7 @@ from tests.unit.eagle_folders import (
     edit_config,
     write,
 )
+from vllm_specext.engine.registrations import register_serving_models
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.block import prepare as module
 from vllm_specext.methods.prepared import Prepared
@@ -86,6 +87,7 @@ DSPARK_OF_SPECULATORS: Config = SPECULATORS | {
 
 @pytest.fixture(autouse=True)
 def any_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_serving_models()
     monkeypatch.setattr(module, "check_target", lambda method, launch: None)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # vLLM's reader tries again
 
@@ -168,10 +170,11 @@ def test_released_layouts_are_accepted(config: Config, tensors: Tensors, tmp_pat
     ("config", "tensors", "levels"),
     [
         (DSPARK, dflash() | markov() | confidence(), BLOCK),
+        (DSPARK | {"architectures": ["DSparkDraftModel"]}, dflash() | markov() | confidence(), BLOCK),
         (DSPARK | {"sample_from_anchor": False}, dflash() | markov() | confidence(), BLOCK - 1),
         (DSPARK_OF_SPECULATORS, dflash() | own_vocabulary() | markov(DRAFTED), BLOCK - 1),
     ],
-    ids=["DeepSeek", "with a bonus token", "speculators"],
+    ids=["DeepSeek", "another name", "with a bonus token", "speculators"],
 )
 def test_dspark_is_accepted(config: Config, tensors: Tensors, levels: int, tmp_path: Path) -> None:
     made = prepared(write(tmp_path, config, tensors), DSparkTreeOptions)

@@ -23,11 +23,14 @@ from tests.unit.eagle_folders import (
     without,
     write,
 )
+from vllm_specext.engine.registrations import register_serving_models
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.eagle import prepare as module
 
 
 @pytest.fixture(autouse=True)
 def any_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_serving_models()
     monkeypatch.setattr(module, "check_target", lambda method, launch: None)
 
 
@@ -37,6 +40,7 @@ NORMS = {f"fc_norm.{state}.weight": torch.zeros(D, **HALF) for state in range(3)
 INPUT_NORM = {"input_norm.weight": torch.zeros(3 * D, **HALF)}
 QK_NORMS = {f"layers.0.self_attn.{x}_norm.weight": torch.zeros(D // 4, **HALF) for x in "qk"}
 BIASES = {f"midlayer.self_attn.{x}_proj.bias": torch.zeros(D if x in "qo" else D // 2, **HALF) for x in "qkvo"}
+DEEPSEEKS = [0, 1, 5, 8, 11]
 MLP_BIASES = {
     f"midlayer.mlp.{x}_proj.bias": torch.zeros(width, **HALF)
     for x, width in {"gate": MLP, "up": MLP, "down": D}.items()
@@ -61,6 +65,10 @@ SOUND: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         eagle3("layers.0.") | QK_NORMS,
     ),
     "Qwen3": (LLAMA | QWEN, eagle3("layers.0.") | QK_NORMS),
+    "DeepSeek": (
+        LLAMA | QWEN | {"architectures": ["Qwen3Eagle3Model"], "draft_vocab_size": None, "target_layer_ids": DEEPSEEKS},
+        without(eagle3("layers.0.", states=5), "lm_head.weight", "d2t", "t2d") | QK_NORMS | EMBEDDING,
+    ),
     "EAGLE-3.1": (LLAMA | OWN_VOCABULARY | {"fc_norm": True, "norm_output": True}, eagle3() | NORMS),
     "a norm before fc": (LLAMA | OWN_VOCABULARY | {"norm_before_fc": True}, eagle3() | INPUT_NORM),
     "the same, nested": (LLAMA | OWN_VOCABULARY | {"eagle_config": {"norm_before_fc": True}}, eagle3() | INPUT_NORM),
@@ -80,6 +88,14 @@ SOUND: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("layout", SOUND)
 def test_released_layouts_are_accepted(layout: str, tmp_path: Path) -> None:
     prepared(write(tmp_path, *SOUND[layout]), tree_top_k=4)
+
+
+def test_deepseek_numbers_layers_by_their_output(tmp_path: Path) -> None:
+    config, tensors = SOUND["DeepSeek"]
+    made = prepared(write(tmp_path / "drafter", config, tensors))
+    assert made["eagle_aux_hidden_state_layer_ids"] == [layer + 1 for layer in DEEPSEEKS]
+    with pytest.raises(ConfigurationError, match=r"target_layer_ids is \[\]; expected a list of integers"):
+        prepared(write(tmp_path / "none", config | {"target_layer_ids": []}, tensors))
 
 
 @pytest.mark.parametrize("change", [{}, {"qkv_bias": True}], ids=["LLaMA", "with biases"])

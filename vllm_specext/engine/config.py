@@ -205,6 +205,7 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     float8.check(options, model)
     check_sizes(options, model.max_model_len, _step_tokens(arguments))
     register_drafter_formats()
+    register_serving_models()
     prepared: Prepared = load(method.preparation)(options, launch)
     if prepared.options is not None:
         options = prepared.options
@@ -225,7 +226,6 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     elif options.tree is not None:
         schedule = fixed_schedule(most, current_platform.device_type)
         fields.setdefault("num_speculative_tokens_per_batch_size", schedule)
-    register_serving_models()
     try:
         config = SpecExtConfig(
             **fields,

@@ -3,6 +3,16 @@
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.registry import METHODS
 
+_MODELS = "vllm.model_executor.models"
+_QWEN3S_EAGLE3 = f"{_MODELS}.qwen3_eagle3:Eagle3Qwen3ForCausalLM"
+DEEPSEEKS = {
+    "DFlashQwen3DSparkModel": f"{_MODELS}.qwen3_dflash:DFlashQwen3ForCausalLM",
+    "Qwen3Eagle3Model": _QWEN3S_EAGLE3,
+    "Eagle3Qwen3Eagle3Model": _QWEN3S_EAGLE3,
+}
+"""Names of DeepSeek's drafters, and what vLLM's methods dflash and eagle3 make of them, for which vLLM has no classes
+(vllm#49614): its classes that have the same parameters."""
+
 
 @replaces(
     "vllm.transformers_utils.configs.speculators.algos.SUPPORTED_SPECULATORS_TYPES",
@@ -37,6 +47,7 @@ def register_serving_models() -> None:
     """Tell vLLM where the drafters' serving models are; imports none of them."""
     from vllm.model_executor.models.registry import ModelRegistry
 
-    for method in METHODS.values():
-        if method.architecture is not None and method.architecture not in ModelRegistry.models:
-            ModelRegistry.register_model(method.architecture, method.serving_model)
+    served = {method.architecture: method.serving_model for method in METHODS.values()} | DEEPSEEKS
+    for architecture, model in served.items():
+        if architecture is not None and architecture not in ModelRegistry.models:
+            ModelRegistry.register_model(architecture, model)

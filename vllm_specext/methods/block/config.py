@@ -50,7 +50,11 @@ def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int) -> Blo
     sizes = {key: integer(place, config, key) for key in ("vocab_size", "hidden_size", "intermediate_size")}
     heads = integer(place, config, "num_attention_heads")
     check_arithmetic(drafter)
-    rank = integer(place, config, "markov_rank") if drafter.class_name == DSPARK else None
+    rank = None
+    if drafter.class_name == DSPARK:
+        if Keys(drafter)["markov_rank"] == 0:
+            raise ConfigurationError(f"{place}: markov_rank is 0; method 'dflash-tree' serves such drafters.")
+        rank = integer(place, config, "markov_rank")
     confidence = None
     if rank is not None and flag(place, config, "enable_confidence_head"):
         with_markov = flag(place, config, "confidence_head_with_markov")
@@ -73,6 +77,11 @@ def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int) -> Blo
     )
 
 
+def is_deepseeks(drafter: Drafter) -> bool:
+    """Whether it is laid out as DSpark's, of which DeepSeek's DFlash drafters are those without a Markov head."""
+    return drafter.class_name == DSPARK or drafter.raw.get("architectures") == ["Qwen3DSparkModel"]
+
+
 def block_of(drafter: Drafter, target_layers: int) -> Block:
     """What a drafter's configuration says of its blocks; the target has so many layers.
 
@@ -88,10 +97,14 @@ def block_of(drafter: Drafter, target_layers: int) -> Block:
         name = keys.name("mask_token_id")
         raise ConfigurationError(f"{place}: {name} is {mask!r}; expected a token below vocab_size = {vocab_size}.")
     keys.require("use_aux_hidden_state", True)
-    if drafter.class_name == DSPARK:
+    if is_deepseeks(drafter):
         from_anchor = keys.flag("sample_from_anchor", True)
         if (head := keys["markov_head_type"]) not in (None, "vanilla"):
             raise ConfigurationError(f"{place}: markov_head_type is {head!r}; vLLM's class has 'vanilla' alone.")
+        if drafter.class_name != DSPARK and keys["markov_rank"] not in (None, 0):
+            raise ConfigurationError(
+                f"{place}: markov_rank is {keys['markov_rank']!r}; method 'dspark-tree' reads its Markov head."
+            )
     else:
         from_anchor = False
         keys.require("sample_from_anchor", False)

@@ -64,16 +64,20 @@ def target_layers(drafter: Drafter, num_layers: int) -> list[int]:
 
     At the top of the file vLLM's numbers stand, as speculators writes them: ``i`` is the input of layer ``i``. In
     ``eagle_config`` SpecForge and ModelOpt write the layers whose output it is, from 0 up, and others vLLM's numbers;
-    SGLang tells them apart by a first number of 1, and so do we. Raises ``ConfigurationError``.
+    SGLang tells them apart by a first number of 1, and so do we. DeepSeek writes the former as ``target_layer_ids``.
+    Raises ``ConfigurationError``.
     """
     place, nested = drafter.place, _eagle_config(drafter.place, drafter.config)
-    key = _AUX
-    ids = getattr(drafter.config, _AUX, None) or []
-    if not ids and (ids := nested.get(_AUX) or []):
+    is_deepseeks = drafter.raw.get("architectures") == ["Qwen3Eagle3Model"]
+    key = "target_layer_ids" if is_deepseeks else _AUX
+    ids = getattr(drafter.config, key, None) or []
+    if not ids and not is_deepseeks and (ids := nested.get(_AUX) or []):
         key = f"eagle_config.{_AUX}"
     if not isinstance(ids, list | tuple) or any(type(id) is not int for id in ids):
         raise ConfigurationError(f"{place}: {key} is {ids!r}; expected a list of integers.")
-    if key != _AUX and ids[0] == 1:
+    if is_deepseeks and not ids:
+        raise ConfigurationError(f"{place}: {key} is {ids!r}; expected a list of integers.")
+    if is_deepseeks or (key != _AUX and ids[0] == 1):
         taken = [id + 1 for id in ids]
     elif ids:
         taken = list(ids)

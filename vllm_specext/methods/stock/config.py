@@ -81,6 +81,8 @@ def read_drafter(directory: Path, options: StockDrafterOptions, trust_remote_cod
     try:
         # vLLM makes the same two steps; nothing that the file calls remote code is run.
         config = get_config(str(directory), trust_remote_code=False)
+        if method == "dspark" and config.model_type == "qwen3" and config.architectures == ["DSparkDraftModel"]:
+            config.architectures = ["Qwen3DSparkModel"]  # the other name is DeepSeek V4's
         if method != "dspark" and not isinstance(config, EAGLEConfig | SpeculatorsConfig):
             config = EAGLEConfig(config, method=method, model_type="eagle")
         (architecture,) = config.architectures
