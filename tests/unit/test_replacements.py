@@ -64,6 +64,7 @@ OURS = {
     ("engine/config.py", "self.draft_model_config", "max_model_len"),
     ("engine/config.py", "self.draft_model_config.hf_config", "max_position_embeddings"),
     ("engine/config.py", "self.draft_model_config", "hf_config"),
+    ("methods/stock/config.py", "config", "architectures"),
     ("engine/standalone/cache.py", "self.config.cache_config", "kv_cache_layout"),
     ("engine/standalone/drafter.py", "cache", "cache_dtype"),
     ("engine/standalone/drafter.py", "cache", "num_gpu_blocks_override"),
