@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tests.engine.conftest import ROOMY, Engines, Result, of_method
 from tests.engine.test_lossless import differing
-from tests.engine.workload import EAGLE3, GRIFFIN, TARGET
+from tests.engine.workload import EAGLE3, GREEDY, GRIFFIN, TARGET
 from vllm_specext.cli import app
 from vllm_specext.served_drafter import served_keys
 
@@ -210,6 +210,7 @@ def test_norm_before_residual_is_honoured(alone: Engines, plain: Result, as_bund
     assert accepted(result) < as_bundled
 
 
+@pytest.mark.extended
 def test_qwen3s_layer_and_deepseeks_layout_of_it(alone: Engines, plain: Result, tmp_path: Path) -> None:
     norms = {f"layers.0.self_attn.{x}_norm.weight": torch.full((64,), 1.0) for x in "qk"}
     results = [
@@ -258,6 +259,10 @@ def test_a_layer_with_a_window(alone: Engines, plain: Result, as_bundled: int, t
     assert differing(result, plain) == []
     assert 200 < accepted(result) < as_bundled
     assert result["cache_groups"] == 1
+    # vLLM's own method gives each layer of the target pages of its own.
+    stock = {"method": "eagle3", "model": str(tmp_path / "drafter"), "num_speculative_tokens": 4}
+    rows = [{"ids": list(range(100, 140)), "sampling": GREEDY | {"max_tokens": 4}}]
+    assert alone({"speculative_config": stock}, rounds=[rows])["cache_groups"] == 13
 
 
 @pytest.mark.extended

@@ -1,8 +1,8 @@
 """What each layer of a block drafter sees: all of the text or a window of it, all of the block or its earlier rows.
 
-Checkpoints say it in several ways. vLLM's class reads most of them (`_resolve_layer_attention` in ``qwen3_dflash.py``);
-of speculators' it takes that layers with windows are causal to hold for the others, too, which were trained on whole
-blocks.
+Checkpoints say it in several ways. vLLM's class reads most of them (`_resolve_layer_attention` in ``qwen3_dflash.py``).
+But of speculators' DFlash drafters it takes all layers for causal where those with windows are, and of DSpark's those
+with windows where none is.
 """
 
 from dataclasses import dataclass
