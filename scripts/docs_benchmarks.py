@@ -344,6 +344,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark simulated drafts": partial(simulated, "drafts"),
     "benchmark simulated traffic": partial(simulated, "traffic"),
     "benchmark simulated depths": partial(simulated, "depths"),
+    "benchmark simulated passes": partial(simulated, "passes"),
     "benchmark cache memory": cache_memory,
     "benchmark soak": soak,
     "benchmark soaks": soaks,

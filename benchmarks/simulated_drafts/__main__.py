@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks import simulated_drafts
-from benchmarks.simulated_drafts import depths, traffic
+from benchmarks.simulated_drafts import depths, passes, traffic
 from benchmarks.simulated_drafts.drafters import METHODS, Method
 from benchmarks.simulated_drafts.machines import GPUS, HOST, TARGETS, Machine
 from benchmarks.simulated_drafts.simulation import Simulation, fixed_outcomes
@@ -49,6 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
     by_depth = depths.measured()
     (options.output / "depths.json").write_text(json.dumps(by_depth, indent=0))
     (options.output / "depths.md").write_text(depths.table(by_depth))
+    by_passes = passes.measured()
+    (options.output / "passes.json").write_text(json.dumps(by_passes, indent=0))
+    (options.output / "passes.md").write_text(passes.table(by_passes))
     picture(rows).savefig(options.output / "drafts.png", dpi=DPI)
 
 
