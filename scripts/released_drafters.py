@@ -85,7 +85,8 @@ RELEASED = (
         "AngelSlim/Qwen3-8B_eagle3",
         "Tengyunw/qwen3_8b_eagle3",
     ),
-    *of_deepspec("Qwen/Qwen3-8B", "qwen3_8b", ["z-lab/Qwen3-8B-DFlash-b16"]),
+    *of_deepspec("Qwen/Qwen3-8B", "qwen3_8b", ["z-lab/Qwen3-8B-DFlash-b16", "RedHatAI/Qwen3-8B-speculator.dflash"]),
+    Released("Qwen/Qwen3-8B", "peagle-tree", ("RedHatAI/Qwen3-8B-speculator.peagle",)),
     pard("Qwen/Qwen3-8B", "amd/PARD-Qwen3-0.6B"),
     eagle3(
         "Qwen/Qwen3-14B",
@@ -99,10 +100,14 @@ RELEASED = (
     Released("Qwen/Qwen3-32B", "draft-model-tree", ("Qwen/Qwen3-0.6B",)),
     pard("Qwen/Qwen3-32B", "amd/PARD-Qwen3-0.6B"),
     eagle3("Qwen/Qwen3-30B-A3B", "Tengyunw/qwen3_30b_moe_eagle3", "AngelSlim/Qwen3-a3B_eagle3"),
+    Released("Qwen/Qwen3-30B-A3B", "dflash-tree", ("RedHatAI/Qwen3-30B-A3B-speculator.dflash",)),
     eagle3(
         "Qwen/Qwen3-30B-A3B-Instruct-2507",
         "RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3",
         "lmsys/SGLang-EAGLE3-Qwen3-30B-A3B-Instruct-2507-SpecForge-Nex",
+    ),
+    Released(
+        "Qwen/Qwen3-30B-A3B-Instruct-2507", "dflash-tree", ("RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.dflash",)
     ),
     eagle3(
         "Qwen/Qwen3-Coder-30B-A3B-Instruct",
@@ -139,6 +144,7 @@ RELEASED = (
         "dflash-tree",
         ("z-lab/gemma-4-31B-it-DFlash", "RedHatAI/gemma-4-31B-it-speculator.dflash"),
     ),
+    Released("google/gemma-4-31B-it", "dspark-tree", ("RedHatAI/gemma-4-31B-it-speculator.dspark",)),
     Released("google/gemma-4-26B-A4B-it", "dflash-tree", ("z-lab/gemma-4-26B-A4B-it-DFlash",)),
     eagle3("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
     Released(
