@@ -77,7 +77,7 @@ RELEASED = (
     eagle3("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
     eagle3("Qwen/Qwen3-1.7B", "AngelSlim/Qwen3-1.7B_eagle3"),
     eagle3("Qwen/Qwen3-4B", "deepseek-ai/eagle3_qwen3_4b_ttt7", "AngelSlim/Qwen3-4B_eagle3"),
-    *of_deepspec("Qwen/Qwen3-4B", "qwen3_4b", ["z-lab/Qwen3-4B-DFlash-b16"]),
+    *of_deepspec("Qwen/Qwen3-4B", "qwen3_4b", ["z-lab/Qwen3-4B-DFlash-b16", "RedHatAI/Qwen3-4B-speculator.dflash2"]),
     eagle3(
         "Qwen/Qwen3-8B",
         "RedHatAI/Qwen3-8B-speculator.eagle3",
@@ -85,7 +85,11 @@ RELEASED = (
         "AngelSlim/Qwen3-8B_eagle3",
         "Tengyunw/qwen3_8b_eagle3",
     ),
-    *of_deepspec("Qwen/Qwen3-8B", "qwen3_8b", ["z-lab/Qwen3-8B-DFlash-b16", "RedHatAI/Qwen3-8B-speculator.dflash"]),
+    *of_deepspec(
+        "Qwen/Qwen3-8B",
+        "qwen3_8b",
+        ["z-lab/Qwen3-8B-DFlash-b16", "RedHatAI/Qwen3-8B-speculator.dflash2", "RedHatAI/Qwen3-8B-speculator.dflash"],
+    ),
     Released("Qwen/Qwen3-8B", "peagle-tree", ("RedHatAI/Qwen3-8B-speculator.peagle",)),
     pard("Qwen/Qwen3-8B", "amd/PARD-Qwen3-0.6B"),
     eagle3(
@@ -142,7 +146,11 @@ RELEASED = (
     Released(
         "google/gemma-4-31B-it",
         "dflash-tree",
-        ("z-lab/gemma-4-31B-it-DFlash", "RedHatAI/gemma-4-31B-it-speculator.dflash"),
+        (
+            "z-lab/gemma-4-31B-it-DFlash",
+            "RedHatAI/gemma-4-31B-it-speculator.dflash2",
+            "RedHatAI/gemma-4-31B-it-speculator.dflash",
+        ),
     ),
     Released("google/gemma-4-31B-it", "dspark-tree", ("RedHatAI/gemma-4-31B-it-speculator.dspark",)),
     Released("google/gemma-4-26B-A4B-it", "dflash-tree", ("z-lab/gemma-4-26B-A4B-it-DFlash",)),

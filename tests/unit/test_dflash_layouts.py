@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ["layers.0.self_attn.attention_sink_bias"],
     ),
     "half causal": (section(causal="no"), ["causal is 'no'"]),
-    "the next kind": (edit_config(architectures=["DFlash2DraftModel"]), ["DFlash2DraftModel", "does not support"]),
+    "another kind": (edit_config(architectures=["LiLiCorrDraftModel"]), ["LiLiCorrDraftModel", "does not support"]),
     "quantised": (
         edit_config(quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),
         ["quantization_config"],

@@ -8,6 +8,29 @@ from vllm_specext.methods.stock.checkpoint import meaning_of_any
 
 
 @dataclass(frozen=True)
+class Second:
+    """Convolutions over the rows of a block around attention and the MLP, and scores of neighbouring tokens."""
+
+    taps: int
+    """Rows that a convolution reads: a row and those before it."""
+    group: int
+    """Channels with the same coefficients."""
+    rank: int
+    """Width of the tables of tokens that scores come from."""
+    candidates: int
+    """Most likely tokens of a position that are scored."""
+
+    def convolution(self, prefix: str, d: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{prefix}.base_kernel", (2, self.taps, d)
+        yield f"{prefix}.kernel_projection.weight", (2 * self.taps * (d // self.group), d)
+
+    def selector(self, vocab_size: int, d: int) -> Shapes:
+        tables = {f"{side}_codebook": (vocab_size, self.rank) for side in ("predecessor", "successor")}
+        shapes = tables | {"hidden_projection.weight": (self.rank, d)}
+        return {f"candidate_selector.{name}": shape for name, shape in shapes.items()}
+
+
+@dataclass(frozen=True)
 class BlockShape:
     vocab_size: int
     draft_vocab_size: int
@@ -28,9 +51,13 @@ class BlockShape:
     """Width of DSpark's Markov head; DFlash has none."""
     confidence_size: int | None = None
     """What the confidence head reads, where a DSpark drafter has one."""
+    second: Second | None = None
+    """What DFlash's second kind has besides."""
 
     @property
     def kind(self) -> str:
+        if self.second is not None:
+            return "DFlash2"
         return "DFlash" if self.markov_rank is None else "DSpark"
 
     def required(self) -> Shapes:
@@ -47,6 +74,8 @@ class BlockShape:
         if self.markov_rank is not None:
             shapes["markov_head.markov_w1.weight"] = (self.vocab_size, self.markov_rank)
             shapes["markov_head.markov_w2.weight"] = (self.draft_vocab_size, self.markov_rank)
+        if self.second is not None:
+            shapes |= self.second.selector(self.vocab_size, d)
         return shapes
 
     def optional(self) -> Shapes:
@@ -61,6 +90,8 @@ class BlockShape:
             return "is a hidden state of mask tokens; DFlash drafters have the embedding of the token mask_token_id"
         if name.startswith("markov_head."):
             return "belongs to a DSpark drafter; method 'dspark-tree' reads them"
+        if name.startswith("candidate_selector."):
+            return "belongs to a drafter of DFlash's second kind, whose architecture is DFlash2DraftModel"
         if name.startswith("confidence_head."):
             return "is read only where config.json has enable_confidence_head = true"
         return meaning_of_any(name)
@@ -90,3 +121,6 @@ class BlockShape:
             yield f"{prefix}.mlp.{name}.weight", shape
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"{prefix}.{name}.weight", (d,)
+        if self.second is not None:
+            for name in ("attention_conv", "mlp_conv"):
+                yield from self.second.convolution(f"{prefix}.{name}", d)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.block.checkpoint import BlockShape
+from vllm_specext.methods.block.checkpoint import BlockShape, Second
 from vllm_specext.methods.block.keys import Keys
 from vllm_specext.methods.block.scales import Scales, scales_of
 from vllm_specext.methods.block.sight import Sight, sights_of
+from vllm_specext.methods.checkpoints import MAX_DIMENSION
 from vllm_specext.methods.stock.config import (
     Drafter,
     check_arithmetic,
@@ -20,9 +21,18 @@ from vllm_specext.methods.stock.config import (
 
 DSPARK = "Qwen3DSparkForCausalLM"
 """vLLM's class of DSpark drafters."""
+DFLASH2 = "DFlash2Qwen3ForCausalLM"
+"""vLLM's class of DFlash's second kind."""
 
 MAX_BLOCK = 65
 """The most rows of a block; released drafters have up to 16."""
+MOST = {
+    "conv_kernel_size": MAX_BLOCK,
+    "conv_group_size": MAX_DIMENSION,
+    "selector_rank": MAX_DIMENSION,
+    "selector_top_k": 64,
+}
+"""The largest numbers of DFlash2's keys; released drafters have 2, 16, 256 and 16."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,24 @@ def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int) -> Blo
         sinks=_has_sinks(drafter),
         markov_rank=rank,
         confidence_size=confidence,
+        second=_second(drafter, sizes["vocab_size"], sizes["hidden_size"]) if drafter.class_name == DFLASH2 else None,
     )
+
+
+def _second(drafter: Drafter, vocab_size: int, hidden_size: int) -> Second:
+    """vLLM's class reads these keys in the section alone."""
+    keys = Keys(drafter)
+    taps, group, rank, candidates = (keys.section_integer(key, most) for key, most in MOST.items())
+    if hidden_size % group:
+        name = keys.name("conv_group_size")
+        raise ConfigurationError(
+            f"{drafter.place}: {name} is {group}, which does not divide hidden_size = {hidden_size}."
+        )
+    if (size := draft_vocabulary_size(drafter, vocab_size)) != vocab_size:
+        raise ConfigurationError(
+            f"{drafter.place}: draft_vocab_size is {size}; DFlash2's drafters score all {vocab_size} tokens."
+        )
+    return Second(taps, group, rank, candidates)
 
 
 def is_deepseeks(drafter: Drafter) -> bool:
@@ -89,7 +116,7 @@ def block_of(drafter: Drafter, target_layers: int) -> Block:
     """
     place, keys = drafter.place, Keys(drafter)
     # vLLM's reader of speculators' checkpoints leaves the key out.
-    rows = drafter.raw.get("block_size")
+    rows = drafter.raw.get("block_size", keys.section.get("block_size"))
     if type(rows) is not int or not 2 <= rows <= MAX_BLOCK:
         raise ConfigurationError(f"{place}: block_size is {rows!r}; expected an integer of 2 to {MAX_BLOCK}.")
     mask, vocab_size = keys["mask_token_id"], drafter.config.vocab_size

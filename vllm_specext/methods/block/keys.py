@@ -43,6 +43,15 @@ class Keys:
         """Of a key that counts in the section alone."""
         return key in self.section and self.flag(key, False)
 
+    def section_integer(self, key: str, most: int) -> int:
+        """A positive integer of at ``most`` so much, of a key that counts in the section alone."""
+        value = self.section.get(key)
+        if type(value) is not int or not 0 < value <= most:
+            raise ConfigurationError(
+                f"{self.place}: {SECTION}.{key} is {value!r}; expected a positive integer of at most {most}."
+            )
+        return value
+
     def number(self, key: str, default: float) -> float:
         """A positive number."""
         value = self[key]

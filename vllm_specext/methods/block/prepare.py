@@ -30,12 +30,15 @@ def prepare(options: BlockOptions, launch: Launch) -> Prepared:
     _check_hidden_size(drafter, shape)
     _check_mask_embedding(directory)
     check_checkpoint(directory, shape)
+    options = _within(drafter, block, _of_candidates(drafter, shape, options))
     check_top_k(options, shape.draft_vocab_size)
     overrides = positions(drafter, launch.model.max_model_len) | {
         # vLLM's runner V2 asks here first, and numbers layers by their input.
         "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in block.target_layers],
         "target_hidden_size": hidden_size,
         "sample_from_anchor": block.from_anchor,
+        # A part of what is compiled.
+        "block_rows": options.levels + (not block.from_anchor),
         # What vLLM's class takes its layers for decides about their backend alone, because a block's passes bring
         # their own attention: one that knows rows that see later ones would be asked for in vain.
         "is_causal": True,
@@ -43,7 +46,22 @@ def prepare(options: BlockOptions, launch: Launch) -> Prepared:
         **block.scales.overrides(),
     }
     fields = {**fields_of(options), "model": str(directory)}
-    return Prepared(fields, overrides, options=_within(drafter, block, options))
+    return Prepared(fields, overrides, options=options)
+
+
+def _of_candidates(drafter: Drafter, shape: BlockShape, options: BlockOptions) -> BlockOptions:
+    """The options with no more children of a node than DFlash2's drafters score, where the user names no number."""
+    if shape.second is None:
+        return options
+    most = shape.second.candidates
+    if "tree_top_k" not in options.model_fields_set:
+        return options.model_copy(update={"tree_top_k": min(options.tree_top_k, most)})
+    if options.tree_top_k > most:
+        raise ConfigurationError(
+            f"speculative-config key 'tree_top_k' is {options.tree_top_k}, but {drafter.place} has selector_top_k "
+            f"{most}: so many tokens of a position are scored."
+        )
+    return options
 
 
 def _within(drafter: Drafter, block: Block, options: BlockOptions) -> BlockOptions:

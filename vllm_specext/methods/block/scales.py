@@ -38,6 +38,9 @@ class Scales:
 def scales_of(drafter: Drafter) -> Scales:
     """What a drafter's ``config.json`` says. Raises ``ConfigurationError``."""
     keys = Keys(drafter)
+    reads_as_target = drafter.raw.get("speculators_model_type") not in ("dflash", "dflash2")
+    if drafter.class_name == "DFlash2Qwen3ForCausalLM":
+        return Scales(reads_as_target=reads_as_target)  # vLLM's class reads the others
     is_dflash = drafter.class_name == "DFlashQwen3ForCausalLM"
     for key in ("input_embedding_scale", "output_multiplier", "final_logit_softcapping") if not is_dflash else ():
         if keys[key] is not None:
@@ -48,7 +51,7 @@ def scales_of(drafter: Drafter) -> Scales:
         keys.number("input_embedding_scale", 1.0),
         keys.number("output_multiplier", 1.0),
         keys.number("final_logit_softcapping", 1.0) if keys["final_logit_softcapping"] else None,
-        is_dflash and drafter.raw.get("speculators_model_type") != "dflash",
+        is_dflash and reads_as_target,
     )
 
 

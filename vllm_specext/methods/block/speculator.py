@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
+from vllm.model_executor.models.qwen3_dflash2 import DFlashGroupedConv
 from vllm.v1.worker.gpu.spec_decode.dflash.utils import load_dflash_model
 from vllm.v1.worker.gpu.spec_decode.dspark.utils import load_dspark_model
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
+from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.cache_groups import drafters_groups, wrap_own_layers
 from vllm_specext.engine.drafting.loading import for_loading
 from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
@@ -32,7 +34,7 @@ from vllm_specext.engine.drafting.step import Step
 from vllm_specext.engine.verification.layout import AcceptedPaths
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.methods.block.scales import scale, scales_in
-from vllm_specext.methods.block.trees import MakeTree, of_marginals, of_markov_head
+from vllm_specext.methods.block.trees import MakeTree, of_marginals, of_markov_head, of_selector
 from vllm_specext.tree.topology import pack
 
 Load = Callable[[Any, VllmConfig], Any]
@@ -45,7 +47,7 @@ class BlockSpeculator(RootedSpeculator):
         self.load, self.make_tree = load, make_tree
         config = self.draft_model_config.hf_config
         self.levels = self.sizes.largest.depth
-        self.width = self.levels + (not config.sample_from_anchor)
+        self.width: int = config.block_rows
         self.masks = torch.full((1, self.width - 1), get_parallel_drafting_token_id(config), device=device)
         seen = torch.ones(self.width, self.width, dtype=torch.bool, device=device)
         self.whole, self.earlier = pack(seen), pack(seen.tril())
@@ -62,6 +64,7 @@ class BlockSpeculator(RootedSpeculator):
         wrap_own_layers(self.vllm_config, target_attn_layer_names, self.sizes.largest.depth)
         config = self.draft_model_config.hf_config
         scale(drafter, target_model, scales_in(config))
+        convolve_blocks(drafter, self.width)
         names = drafter.get_draft_kv_cache_layer_names()
         self.causal_layers = frozenset(
             name for name, is_causal in zip(names, config.causal_layers, strict=True) if is_causal
@@ -151,9 +154,27 @@ def _states(step: Step) -> list[Tensor]:
     return step.aux_hidden_states
 
 
+@replaces(
+    "vllm.model_executor.models.qwen3_dflash2.DFlashGroupedConv.block_size",
+    name="blocks that are convolved",
+    why="vLLM counts a row for each token that is verified at once, and a tree has more than a block has rows",
+    how="set to the rows of a block",
+    upstream="none needed",
+    until="vLLM's drafters draft trees",
+    kind="set",
+)
+def convolve_blocks(drafter: nn.Module, rows: int) -> None:
+    """Have the convolutions of DFlash2's drafters know blocks of so many ``rows``."""
+    for module in drafter.modules():
+        if isinstance(module, DFlashGroupedConv):
+            module.block_size = rows
+
+
 def dflash(vllm_config: VllmConfig, device: torch.device) -> BlockSpeculator:
-    """The speculator of DFlash drafters."""
-    return BlockSpeculator(vllm_config, device, load_dflash_model, of_marginals)
+    """The speculator of DFlash drafters, of both kinds."""
+    drafter = vllm_config.speculative_config.draft_model_config.hf_config
+    make_tree = of_selector if "DFlash2DraftModel" in drafter.architectures else of_marginals
+    return BlockSpeculator(vllm_config, device, load_dflash_model, make_tree)
 
 
 def dspark(vllm_config: VllmConfig, device: torch.device) -> BlockSpeculator:

@@ -6,6 +6,7 @@ Shapes: ``R`` requests, ``L`` levels, ``k`` tokens kept of a position, ``d`` hid
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
@@ -53,5 +54,34 @@ def of_markov_head(
     growing = expansion(tokens[:, 0], log_probs[:, 0], shape.depth)
     for level in range(1, shape.depth):
         growing.grow(*best(level, growing.frontier.tokens))
+    tree, topology, expected = growing.tree(shape.nodes)
+    return TreeDraft(tree, topology, growing.chain, min(shape.depth, shape.nodes), expected=expected)
+
+
+def of_selector(
+    model: Any, features: Tensor, roots: Tensor, sharpness: Tensor, shape: TreeShape, most: int
+) -> TreeDraft:
+    """DFlash2: of each position the most likely tokens are candidates, and each of them has a score for each candidate
+    of the position before. So trees grow level by level, without a further pass of the drafter."""
+    requests, levels, _ = features.shape
+    candidates, logits = model.compute_candidates(features.flatten(0, 1))
+    candidates, logits = (of_all.view(requests, levels, -1) for of_all in (candidates, logits))
+    # Not compiled on its own, as vLLM has it: the trees around it are not either.
+    scores = model.model.candidate_selector.forward(candidates, logits, features, roots)
+
+    def best(level: int, parents: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the children of the candidates at the places ``parents`` ``[R, q]``: tokens and log-probabilities
+        ``[R, q, k]``."""
+        of_parents = scores[:, level].gather(1, parents[..., None].expand(-1, -1, scores.shape[3]))
+        sharp = sharpness[:, None].expand_as(parents).flatten()
+        places, log_probs = best_tokens(of_parents.flatten(0, 1), shape.top_k, sharp)
+        places, log_probs = (of_all.view(*parents.shape, -1) for of_all in (places, log_probs))
+        return candidates[:, level].gather(1, places.flatten(1)).view_as(places), log_probs
+
+    tokens, log_probs = best(0, roots.new_zeros(requests, 1, dtype=torch.int64))
+    growing = expansion(tokens[:, 0], log_probs[:, 0], shape.depth)
+    for level in range(1, shape.depth):
+        is_parent = candidates[:, level - 1, None] == growing.frontier.tokens[..., None]
+        growing.grow(*best(level, is_parent.int().argmax(dim=-1)))
     tree, topology, expected = growing.tree(shape.nodes)
     return TreeDraft(tree, topology, growing.chain, min(shape.depth, shape.nodes), expected=expected)

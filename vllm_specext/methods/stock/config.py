@@ -33,7 +33,7 @@ CLASSES = {
         "EagleMistralLarge3ForCausalLM": False,
         "EagleDeepseekV3ForCausalLM": False,
     },
-    "dflash": {"DFlashQwen3ForCausalLM": True},
+    "dflash": {"DFlashQwen3ForCausalLM": True, "DFlash2Qwen3ForCausalLM": True},
     "dspark": {"Qwen3DSparkForCausalLM": True},
 }
 """vLLM's classes by its method, and whether their parameters are known here. EagleLlama4ForCausalLM is not among
@@ -42,7 +42,7 @@ them: its attention is cut into chunks, which tree attention knows nothing of.""
 FORMATS = {
     "eagle3": ("eagle3", "eagle3-tree"),
     "peagle": ("peagle", "peagle-tree"),
-    "dflash": ("dflash", "dflash-tree"),
+    "dflash": ("dflash", "dflash2", "dflash-tree"),
     "dspark": ("dspark", "dspark-tree"),
 }
 """What checkpoints of speculators may call themselves, by their library's or vLLM's method."""
