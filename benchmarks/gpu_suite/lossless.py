@@ -91,6 +91,7 @@ def methods() -> dict[str, dict[str, Any]]:
         "pard tree": with_pard(1),
         "pard tree in three passes": with_pard(3),
         "dflash tree": of_method("dflash-tree", MODELS / "dflash", 24, 4),
+        "dflash2 tree": with_dflash2(),
         "moa tree": moa(24, 4),
         # Room for paths that are longer than the trees are deep.
         "griffin tree and predictions": reading(tree(24, 4)),
@@ -113,6 +114,14 @@ def with_pard(passes: int) -> dict[str, Any]:
     from tests.engine.pard import pard_tree
 
     return pard_tree(kept_to_the_end(), draft_passes=passes)
+
+
+@cache
+def with_dflash2() -> dict[str, Any]:
+    """Trees of DFlash's second kind, of which none is bundled."""
+    from tests.engine.dflash2 import dflash2_tree
+
+    return dflash2_tree(kept_to_the_end())
 
 
 def kept_to_the_end() -> Path:

@@ -1,21 +1,20 @@
 """Trees of drafters of DFlash's second kind on the real engine: the tokens of plain decoding, and drafts that are those
 of plain torch.
 
-There is no trained one. The bundled DFlash drafter gets convolutions that change little, and made tables of tokens that
-are neighbours.
+There is no trained one: this one is made (``dflash2.py``).
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.engine.conftest import TIGHT_FOR_TREES, Result, of_method
+from tests.engine.dflash2 import CANDIDATES, GROUP, MULTIPLIER, TAPS, dflash2
 from tests.engine.test_dflash_drafting import NODES, REQUEST, TOKENS, Drafter
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.test_serving_model import Pass
@@ -27,48 +26,15 @@ from vllm_specext.tree.expansion import Expansion, best_tokens
 Engines = Callable[..., Result]
 
 extended = pytest.mark.extended
-TAPS, GROUP, RANK, CANDIDATES, TOP_K = 2, 16, 8, 6, 4
-SCALE = 0.4
-"""Of the tables' numbers: scores differ by half a nat then."""
+TOP_K = 4
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("dflash2")
-    config = json.loads((DFLASH / "config.json").read_text())
-    for key in [key for key in config if key.startswith("speculators") or key == "transformer_layer_config"]:
-        del config[key]
-    config["architectures"] = ["DFlash2DraftModel"]
-    config["dflash_config"] |= {
-        "conv_kernel_size": TAPS,
-        "conv_group_size": GROUP,
-        "selector_rank": RANK,
-        "selector_top_k": CANDIDATES,
-        "output_multiplier": 0.9,
-    }
-    d, vocabulary = config["hidden_size"], config["vocab_size"]
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int, scale: float) -> Tensor:
-        return (scale * torch.randn(shape, generator=generator)).half()
-
-    own = {
-        f"candidate_selector.{side}_codebook": random(vocabulary, RANK, scale=SCALE)
-        for side in ("predecessor", "successor")
-    }
-    own["candidate_selector.hidden_projection.weight"] = random(RANK, d, scale=0.05)
-    for name in ("attention_conv", "mlp_conv"):
-        base = random(2, TAPS, d, scale=0.05)
-        base[:, 0] += 1
-        own[f"layers.0.{name}.base_kernel"] = base
-        shape = 2 * TAPS * (d // GROUP), d
-        own[f"layers.0.{name}.kernel_projection.weight"] = random(*shape, scale=0.002)
-    (made / "config.json").write_text(json.dumps(config))
-    save_file(load_file(DFLASH / "model.safetensors") | own, made / "model.safetensors")
-    return made
+    return dflash2(tmp_path_factory.mktemp("dflash2"))
 
 
-def dflash2(folder: Path, nodes: int, top_k: int, **own: Any) -> dict[str, Any]:
+def drafting(folder: Path, nodes: int, top_k: int, **own: Any) -> dict[str, Any]:
     return of_method("dflash-tree", folder, nodes, top_k, **own)
 
 
@@ -113,7 +79,7 @@ class PlainDrafter(Drafter):
     @torch.no_grad()
     def tree(self, anchor: int, sharpness: Tensor) -> list[int]:
         features = self.block(anchor)[1:]
-        logits, candidates = (0.9 * self.head(features)).topk(CANDIDATES)
+        logits, candidates = (MULTIPLIER * self.head(features)).topk(CANDIDATES)
         table = {side: self.own[f"candidate_selector.{side}_codebook"] for side in ("predecessor", "successor")}
         hidden = features @ self.own["candidate_selector.hidden_projection.weight"].T
 
@@ -135,7 +101,7 @@ def recorded(
 ) -> tuple[PlainDrafter, list[Pass]]:
     path = tmp_path_factory.mktemp("passes") / "passes.pt"
     asked = [[{"ids": REQUEST["ids"], "sampling": GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}}]]
-    result = engines(dflash2(folder, NODES, TOP_K), rounds=asked, record=str(path))
+    result = engines(drafting(folder, NODES, TOP_K), rounds=asked, record=str(path))
     drafter = PlainDrafter(REQUEST["ids"] + result["outputs"][0]["ids"], folder)
     passes = [one for one in torch.load(path, weights_only=True) if "tokens" in one and one["tokens"].numel()]
     return drafter, [one for one in passes if int(one["positions"][0]) < len(drafter.sequence)]
@@ -177,7 +143,7 @@ def test_what_is_left_out_would_be_noticed(recorded: tuple[PlainDrafter, list[Pa
 def test_drafts_give_the_tokens_of_plain_decoding(
     engines: Engines, folder: Path, nodes: int, top_k: int, own: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    result = engines(dflash2(folder, nodes, top_k) | own, keep_async=True, **options)
+    result = engines(drafting(folder, nodes, top_k) | own, keep_async=True, **options)
     plain = {key: value for key, value in own.items() if key == "enforce_eager"}
     assert differing(result, engines(plain)) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
@@ -186,11 +152,11 @@ def test_drafts_give_the_tokens_of_plain_decoding(
 
 @extended
 def test_trees_of_a_shorter_block_do(engines: Engines, folder: Path) -> None:
-    result = engines(dflash2(folder, NODES, TOP_K, tree_depth=3), keep_async=True)
+    result = engines(drafting(folder, NODES, TOP_K, tree_depth=3), keep_async=True)
     assert differing(result, engines({})) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
 
 
 @extended
 def test_a_deliberate_fault_is_noticed(engines: Engines, folder: Path) -> None:
-    assert is_noticed(engines, engines({}), dflash2(folder, NODES, TOP_K), "skip_compaction")
+    assert is_noticed(engines, engines({}), drafting(folder, NODES, TOP_K), "skip_compaction")

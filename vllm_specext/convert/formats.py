@@ -13,7 +13,7 @@ _GRIFFIN = ("fc.fc.", "fc.mlp.", "fc.post_attention_layernorm.")
 _MOA = ("Ekv2E.", "self_attention.", "cross_attention.", "layer_self_attention.")
 _EAGLE3 = ("midlayer.", "layers.0.hidden_norm.", "norm.", "input_norm.", "fc_norm.", "d2t", "t2d")
 _DFLASH = "hidden_norm.weight"
-_BLOCK_TYPES, _BLOCK_CLASSES = ("dflash", "dspark"), ("DFlash", "Qwen3DSpark", "Qwen3OmniDSpark")
+_BLOCK_TYPES, _BLOCK_CLASSES = ("dflash", "dflash2", "dspark"), ("DFlash", "Qwen3DSpark", "Qwen3OmniDSpark")
 _MOST_SHOWN = 3
 
 
