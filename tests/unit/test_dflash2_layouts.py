@@ -75,6 +75,16 @@ def test_a_shorter_block_is_convolved(tmp_path: Path) -> None:
     assert prepared(write(tmp_path, ZLAB, dflash2()), tree_depth=3).overrides["block_rows"] == 4
 
 
+def test_deep_trees_have_fewer_children_where_the_user_names_no_number(tmp_path: Path) -> None:
+    """As many as one launch for a level takes."""
+    deep = ZLAB | {"dflash_config": SECTION | {"block_size": 16, "selector_top_k": 16}}
+    write(tmp_path, deep, dflash2())
+    for keys, children in (({}, 8), ({"tree_top_k": 12}, 12), ({"tree_depth": 7}, 10)):
+        options = prepared(tmp_path, **keys).options
+        assert isinstance(options, DFlashTreeOptions)
+        assert options.tree_top_k == children
+
+
 def section(**changes: Any) -> Edit:
     return edit_config(dflash_config=SECTION | changes)
 

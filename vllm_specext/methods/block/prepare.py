@@ -4,6 +4,7 @@ that are no deeper than its blocks."""
 from pathlib import Path
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.kernels.tree_expansion import LARGEST_POOL
 from vllm_specext.methods.block.checkpoint import BlockShape
 from vllm_specext.methods.block.config import Block, block_of, drafter_shape
 from vllm_specext.methods.prepared import Prepared
@@ -13,6 +14,7 @@ from vllm_specext.methods.stock.config import Drafter, positions, read_drafter
 from vllm_specext.methods.stock.prepare import check_target, check_top_k, check_vocabulary, fields_of
 from vllm_specext.options.stock import BlockOptions
 from vllm_specext.refusals import Launch
+from vllm_specext.tree.budget import pool_size
 
 MASK_EMBEDDING = "mask_embedding.pt"
 """A file in which some drafters have the embedding of mask tokens."""
@@ -30,7 +32,7 @@ def prepare(options: BlockOptions, launch: Launch) -> Prepared:
     _check_hidden_size(drafter, shape)
     _check_mask_embedding(directory)
     check_checkpoint(directory, shape)
-    options = _within(drafter, block, _of_candidates(drafter, shape, options))
+    options = _with_children(drafter, shape, _within(drafter, block, options))
     check_top_k(options, shape.draft_vocab_size)
     overrides = positions(drafter, launch.model.max_model_len) | {
         # vLLM's runner V2 asks here first, and numbers layers by their input.
@@ -49,19 +51,21 @@ def prepare(options: BlockOptions, launch: Launch) -> Prepared:
     return Prepared(fields, overrides, options=options)
 
 
-def _of_candidates(drafter: Drafter, shape: BlockShape, options: BlockOptions) -> BlockOptions:
-    """The options with no more children of a node than DFlash2's drafters score, where the user names no number."""
-    if shape.second is None:
-        return options
-    most = shape.second.candidates
-    if "tree_top_k" not in options.model_fields_set:
-        return options.model_copy(update={"tree_top_k": min(options.tree_top_k, most)})
-    if options.tree_top_k > most:
+def _with_children(drafter: Drafter, shape: BlockShape, options: BlockOptions) -> BlockOptions:
+    """The options with no more children of a node than DFlash2's drafters score and, where the user names no number,
+    than trees are grown of in one launch for a level."""
+    most = shape.second.candidates if shape.second is not None else shape.draft_vocab_size
+    if shape.second is not None and options.tree_top_k > most and "tree_top_k" in options.model_fields_set:
         raise ConfigurationError(
             f"speculative-config key 'tree_top_k' is {options.tree_top_k}, but {drafter.place} has selector_top_k "
             f"{most}: so many tokens of a position are scored."
         )
-    return options
+    if "tree_top_k" in options.model_fields_set or (shape.second is None and shape.markov_rank is None):
+        return options
+    children = min(options.tree_top_k, most)
+    while children > 1 and pool_size(options.tree_depth, children) > LARGEST_POOL:
+        children -= 1
+    return options.model_copy(update={"tree_top_k": children})
 
 
 def _within(drafter: Drafter, block: Block, options: BlockOptions) -> BlockOptions:
