@@ -19,7 +19,7 @@ def wrap_own_layers(
     most so many ``levels``."""
     layers = get_layers_from_vllm_config(vllm_config, Attention)
     wrap_draft_layers((layers[name] for name in layers if name not in target_names or name in also), levels)
-    if all(layers[name].sliding_window is None for name in target_names):
+    if all(layers[name].sliding_window is None for name in layers.keys() & target_names):
         keep_whole_texts(layers[name] for name in layers.keys() - target_names)
 
 
