@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.engine.conftest import TIGHT_FOR_TREES, Result, of_method
-from tests.engine.test_dflash_drafting import NODES, REQUEST, TOKENS, TOP_K, Drafter
+from tests.engine.test_dflash_drafting import NODES, TOP_K, Drafter, recorded_drafts
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.test_serving_model import Pass
 from tests.engine.windows import windowed
-from tests.engine.workload import DFLASH, GREEDY
+from tests.engine.workload import DFLASH
 from vllm_specext.demo.dflash import BLOCK, MASK
 from vllm_specext.methods.layers import extend
 from vllm_specext.tree.marginals import best_tree
@@ -150,12 +150,8 @@ def recorded(
     engines: Engines, kind: Kind, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[PlainDrafter, list[Pass]]:
     path = tmp_path_factory.mktemp("passes") / "passes.pt"
-    sampling = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}
-    asked = [[{"ids": REQUEST["ids"], "sampling": sampling}]]
-    result = engines(of_method("dflash-tree", folder, NODES, TOP_K), rounds=asked, record=str(path))
-    drafter = PlainDrafter(REQUEST["ids"] + result["outputs"][0]["ids"], folder, kind)
-    passes = [one for one in torch.load(path, weights_only=True) if "tokens" in one and one["tokens"].numel()]
-    return drafter, [one for one in passes if int(one["positions"][0]) < len(drafter.sequence)]
+    sequence, passes = recorded_drafts(engines, of_method("dflash-tree", folder, NODES, TOP_K), path)
+    return PlainDrafter(sequence, folder, kind), passes
 
 
 def difference(drafter: PlainDrafter, one: Pass) -> float:
@@ -187,10 +183,12 @@ def test_what_is_left_out_would_be_noticed(kind: Kind, recorded: tuple[PlainDraf
         drafter.sinks = sinks
 
 
-def test_logits_that_are_not_scaled_would_be_noticed(recorded: tuple[PlainDrafter, list[Pass]]) -> None:
+def test_logits_that_are_scaled_otherwise_would_be_noticed(recorded: tuple[PlainDrafter, list[Pass]]) -> None:
+    """Where they should be, logits as they are."""
     drafter, passes = recorded
-    kind = drafter.kind
-    drafter.kind = Kind(kind.layers, {}, embedding=kind.embedding, logits=(0.8, 3.0))
+    kind, as_they_are = drafter.kind, (1.0, None)
+    logits = as_they_are if kind.logits != as_they_are else (0.8, 3.0)
+    drafter.kind = Kind(kind.layers, {}, embedding=kind.embedding, logits=logits)
     trees = [drafter.tree(int(one["positions"][0]), one["sharpness"]) for one in passes]
     drafter.kind = kind
     assert trees != [one["tokens"][0].tolist() for one in passes]
@@ -242,8 +240,9 @@ def test_dsparks_trees_do(engines: Engines, folder: Path, kind: Kind, tmp_path: 
     config |= {"architectures": ["Qwen3DSparkModel"], "markov_rank": 8, "markov_head_type": "vanilla"}
     config |= {"sample_from_anchor": False}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    size, generator = (config["vocab_size"], 8), torch.Generator().manual_seed(0)
     heads = {
-        f"markov_head.markov_{name}.weight": (0.4 * torch.randn(config["vocab_size"], 8)).half()
+        f"markov_head.markov_{name}.weight": (0.4 * torch.randn(size, generator=generator)).half()
         for name in ("w1", "w2")
     }
     save_file(load_file(folder / "model.safetensors") | heads, tmp_path / "model.safetensors")

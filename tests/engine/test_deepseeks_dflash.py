@@ -8,18 +8,17 @@ that each of its rows gives the token before the one that it was trained for.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.engine.conftest import Result, of_method
-from tests.engine.test_dflash_drafting import NODES, REQUEST, TOKENS, TOP_K
+from tests.engine.test_dflash_drafting import NODES, TOP_K, recorded_drafts
 from tests.engine.test_dspark import MarkovDrafter
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.test_serving_model import Pass
-from tests.engine.workload import DFLASH, GREEDY, TARGET
+from tests.engine.workload import DFLASH, TARGET
 from vllm_specext.demo.dflash import BLOCK
 from vllm_specext.tree.marginals import best_tree
 
@@ -59,12 +58,7 @@ class FromTheAnchor(MarkovDrafter):
 @pytest.fixture(scope="module")
 def recorded(engines: Engines, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[Pass]]:
     path = tmp_path_factory.mktemp("passes") / "passes.pt"
-    sampling: dict[str, Any] = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}
-    asked = [[{"ids": REQUEST["ids"], "sampling": sampling}]]
-    result = engines(of_method("dflash-tree", folder, NODES, TOP_K), rounds=asked, record=str(path))
-    sequence = REQUEST["ids"] + result["outputs"][0]["ids"]
-    passes = [one for one in torch.load(path, weights_only=True) if "tokens" in one and one["tokens"].numel()]
-    return sequence, [one for one in passes if int(one["positions"][0]) < len(sequence)]
+    return recorded_drafts(engines, of_method("dflash-tree", folder, NODES, TOP_K), path)
 
 
 def test_every_draft_is_that_of_plain_torch(folder: Path, recorded: tuple[list[int], list[Pass]]) -> None:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tests.engine.conftest import TIGHT_FOR_TREES, Result, of_method
 from tests.engine.dflash2 import CANDIDATES, GROUP, MULTIPLIER, TAPS, dflash2
-from tests.engine.test_dflash_drafting import NODES, REQUEST, TOKENS, Drafter
+from tests.engine.test_dflash_drafting import NODES, Drafter, recorded_drafts
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.test_serving_model import Pass
-from tests.engine.workload import DFLASH, DRAFTS, GREEDY
+from tests.engine.workload import DFLASH, DRAFTS
 from vllm_specext.demo.dflash import BLOCK, MASK
 from vllm_specext.methods.layers import extend
 from vllm_specext.tree.expansion import Expansion, best_tokens
@@ -100,11 +100,8 @@ def recorded(
     engines: Engines, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[PlainDrafter, list[Pass]]:
     path = tmp_path_factory.mktemp("passes") / "passes.pt"
-    asked = [[{"ids": REQUEST["ids"], "sampling": GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}}]]
-    result = engines(drafting(folder, NODES, TOP_K), rounds=asked, record=str(path))
-    drafter = PlainDrafter(REQUEST["ids"] + result["outputs"][0]["ids"], folder)
-    passes = [one for one in torch.load(path, weights_only=True) if "tokens" in one and one["tokens"].numel()]
-    return drafter, [one for one in passes if int(one["positions"][0]) < len(drafter.sequence)]
+    sequence, passes = recorded_drafts(engines, drafting(folder, NODES, TOP_K), path)
+    return PlainDrafter(sequence, folder), passes
 
 
 def difference(drafter: PlainDrafter, one: Pass) -> float:

@@ -52,15 +52,22 @@ class Drafter:
         return tokens[0].tolist()
 
 
+def recorded_drafts(engines: Callable[..., Result], config: dict[str, Any], path: Path) -> tuple[list[int], list[Pass]]:
+    """What an engine says to the request, with its prompt, and what it drafted within, which it keeps at ``path``."""
+    sampling = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}
+    asked = [[{"ids": REQUEST["ids"], "sampling": sampling}]]
+    result = engines(config, rounds=asked, record=str(path))
+    sequence = REQUEST["ids"] + result["outputs"][0]["ids"]
+    # vLLM 0.33 drafts nothing after a request's last token.
+    passes = [one for one in torch.load(path, weights_only=True) if "tokens" in one and one["tokens"].numel()]
+    return sequence, [one for one in passes if int(one["positions"][0]) < len(sequence)]
+
+
 @pytest.fixture(scope="module")
 def recorded(engines: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> tuple[Drafter, list[Pass]]:
-    path: Path = tmp_path_factory.mktemp("dflash") / "passes.pt"
-    sampling = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}
     config = of_method("dflash-tree", DFLASH, NODES, TOP_K)
-    result = engines(config, rounds=[[{"ids": REQUEST["ids"], "sampling": sampling}]], record=str(path))
-    drafter = Drafter(REQUEST["ids"] + result["outputs"][0]["ids"], DFLASH)
-    passes = [one for one in torch.load(path, weights_only=True) if "tokens" in one]
-    return drafter, [one for one in passes if int(one["positions"][0]) < len(drafter.sequence)]
+    sequence, passes = recorded_drafts(engines, config, tmp_path_factory.mktemp("dflash") / "passes.pt")
+    return Drafter(sequence, DFLASH), passes
 
 
 def difference(drafter: Drafter, one: Pass) -> float:

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.engine.conftest import Result, of_method
-from tests.engine.test_dflash_drafting import NODES, REQUEST, TOKENS, Drafter
+from tests.engine.test_dflash_drafting import NODES, Drafter, recorded_drafts
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.test_serving_model import Pass
-from tests.engine.workload import DFLASH, DRAFTS, GREEDY
+from tests.engine.workload import DFLASH, DRAFTS
 from vllm_specext.demo.dflash import BLOCK, MASK
 from vllm_specext.methods.block.model import blocks
 from vllm_specext.tree.expansion import Expansion, best_tokens
@@ -108,13 +108,7 @@ class MarkovDrafter(Drafter):
 @pytest.fixture(scope="module")
 def recorded(engines: Engines, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[Pass]]:
     path = tmp_path_factory.mktemp("passes") / "passes.pt"
-    sampling = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}
-    asked = [[{"ids": REQUEST["ids"], "sampling": sampling}]]
-    result = engines(dspark(folder, NODES, TOP_K), rounds=asked, record=str(path))
-    sequence = REQUEST["ids"] + result["outputs"][0]["ids"]
-    # vLLM 0.33 drafts nothing after a request's last token.
-    passes = [one for one in torch.load(path, weights_only=True) if "tokens" in one and one["tokens"].numel()]
-    return sequence, [one for one in passes if int(one["positions"][0]) < len(sequence)]
+    return recorded_drafts(engines, dspark(folder, NODES, TOP_K), path)
 
 
 def test_every_draft_is_that_of_plain_torch(folder: Path, recorded: tuple[list[int], list[Pass]]) -> None:
