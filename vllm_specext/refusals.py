@@ -65,6 +65,22 @@ FLOAT8_CACHES = ("fp8", "fp8_e4m3")
 """Types of keys and values in float8 that tree attention reads. vLLM takes both for E4M3."""
 
 
+GATED_DELTA_RULE = (
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
+"""Architectures whose recurrent layers all are vLLM's ``QwenGatedDeltaNetAttention``."""
+
+
+def is_other_hybrid(model: Any) -> bool:
+    """Whether the target of this ``ModelConfig`` has recurrent layers that we have no kernels for."""
+    recurrent = bool(model.is_hybrid or model.is_attention_free)
+    return recurrent and not set(model.architectures or ()) & set(GATED_DELTA_RULE)
+
+
 def is_quantised(kv_cache_dtype: str) -> bool:
     """Whether keys and values lie in the cache as other numbers than the model computes."""
     return kv_cache_dtype not in ("auto", "bfloat16", "float16")
@@ -191,9 +207,22 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "recurrent",
-        "a hybrid or attention-free target (Mamba, linear attention)",
-        lambda launch: bool(launch.model.is_hybrid or launch.model.is_attention_free),
+        "a hybrid or attention-free target (Mamba, linear attention) other than Qwen3-Next and Qwen3.5",
+        lambda launch: is_other_hybrid(launch.model),
         "its recurrent state cannot be rolled back to the accepted token",
+        bearable=False,
+    ),
+    Feature(
+        "gated_delta_rule",
+        "a hybrid target with gated delta rules (Qwen3-Next, Qwen3.5)",
+        lambda launch: bool(launch.model.is_hybrid),
+        reasons=_for_readers_of_the_cache("its recurrent layers have no keys and values that the drafter could read"),
+    ),
+    Feature(
+        "gated_delta_chains",
+        "chains (tree_top_k 1) for a hybrid target",
+        lambda launch: bool(launch.model.is_hybrid) and not launch.drafts_trees,
+        "its recurrent states go on along accepted paths of trees alone",
         bearable=False,
     ),
     Feature(

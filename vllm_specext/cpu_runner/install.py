@@ -38,6 +38,7 @@ def kernel_bodies() -> dict[str, Callable[..., Any]]:
         block_drafting,
         buffers,
         drafting,
+        gated_delta,
         inputs,
         logits_processing,
         logprobs,
@@ -61,6 +62,8 @@ def kernel_bodies() -> dict[str, Callable[..., Any]]:
         f"{_GPU}.input_batch._post_update_num_computed_tokens_kernel": inputs.post_update_num_computed_tokens,
         f"{_GPU}.input_batch._expand_idx_mapping_kernel": inputs.expand_idx_mapping,
         f"{_GPU}.metrics.logits._num_nans_kernel": logprobs.num_nans,
+        f"{_GPU}.model_states.mamba_hybrid._fill_num_accepted_kernel": gated_delta.fill_num_accepted,
+        f"{_GPU}.model_states.mamba_hybrid._scatter_num_accepted_kernel": gated_delta.scatter_num_accepted,
         f"{_GPU}.mm.rope._prepare_rope_positions_kernel": rope.prepare_rope_positions,
         f"{_GPU}.sample.bad_words._bad_words_kernel": logits_processing.bad_words,
         f"{_GPU}.sample.gumbel._gumbel_sample_kernel": sampling.gumbel_sample,
@@ -83,6 +86,7 @@ def kernel_bodies() -> dict[str, Callable[..., Any]]:
         f"{_GPU}.spec_decode.dflash.speculator._prepare_dflash_inputs_kernel": block_drafting.prepare_block_inputs,
         f"{standalone_speculator}._prepare_prefill_inputs_kernel": drafting.prepare_standalone_prefill_inputs,
         f"{_GPU}.structured_outputs._apply_grammar_bitmask_kernel": structured_outputs.apply_grammar_bitmask,
+        "vllm.v1.worker.utils._zero_kv_blocks_kernel": gated_delta.zero_kv_blocks,
     }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_specext.cpu_runner.eager_layers import load_model
+from vllm_specext.cpu_runner.gated_delta import wrap_layer, wrap_operation
 from vllm_specext.cpu_runner.install import install
 from vllm_specext.cpu_runner.unsupported import refuse_unsupported
 from vllm_specext.engine.changes.replacements import replaces
@@ -20,6 +21,8 @@ def wrap_platform(platform: Any) -> None:
     # Only workers load this module.
     when_loaded("vllm.model_executor.model_loader.base_loader", _wrap_loader)
     when_loaded("vllm.v1.worker.gpu_worker", _pass_check_of_worker)
+    when_loaded("vllm.model_executor.layers.mamba.ops.cpu.gdn_attention", wrap_operation)
+    when_loaded("vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn", wrap_layer)
 
 
 def _wrap_loader(module: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.refusals import is_other_hybrid
 
 _GPU = "vllm.v1.worker.gpu"
 
@@ -27,7 +28,6 @@ KERNELS_WITHOUT_BODY: dict[str, str] = {
     f"{_GPU}.spec_decode.acceptance_estimator._local_max_sumexp_kernel": "adaptive verification",
     f"{_GPU}.spec_decode.acceptance_estimator._predict_kernel": "adaptive verification",
     f"{_GPU}.spec_decode.acceptance_estimator._refit_kernel": "adaptive verification",
-    "vllm.v1.worker.utils._zero_kv_blocks_kernel": "zeroing KV blocks (Mamba layers, mixed-precision KV caches)",
 }
 
 # vLLM's own speculators whose kernels have no body here.
@@ -63,7 +63,8 @@ def refuse_unsupported(vllm_config: Any) -> None:
         "prefill_context_parallel_size": (parallel.prefill_context_parallel_size, 1),
         "decode_context_parallel_size": (parallel.decode_context_parallel_size, 1),
         "enable_batch_sharded_sampling": (bool(parallel.enable_batch_sharded_sampling), False),
-        "model (hybrid of attention and Mamba layers)": (model.is_hybrid, False),
+        "model (hybrid of attention and other layers than gated delta rules)": (is_other_hybrid(model), False),
+        "mamba_cache_mode (--no-enable-prefix-caching)": (vllm_config.cache_config.mamba_cache_mode, "none"),
         "enable_adaptive_verification": (bool(speculative and speculative.enable_adaptive_verification), False),
     }
     for name, (value, allowed) in settings.items():

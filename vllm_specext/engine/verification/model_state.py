@@ -16,6 +16,7 @@ from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
 from vllm_specext.engine.verification.attention import wrap_target_layers
 from vllm_specext.engine.verification.noted_requests import noting_requests
+from vllm_specext.engine.verification.recurrent import RecurrentLayers
 from vllm_specext.engine.verification.sampler import TargetOnlyVerifier, TreeVerifier
 from vllm_specext.engine.verification.scoring import DrawnDraftVerifier, ScoringVerifier
 from vllm_specext.engine.verification.tree_states import TreeStates
@@ -45,12 +46,17 @@ def _for_trees(base: Any) -> type[ModelState]:
     class TreeModelState(base):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            shape = self.vllm_config.speculative_config.tree
+            config = self.vllm_config.speculative_config
             recorded = records_passes(self.vllm_config)
-            levels = self.vllm_config.speculative_config.levels
-            chain_rows = 1 + shape.depth if self.vllm_config.speculative_config.options.short_are_chains else 0
-            trees = TreeStates(shape, self.max_num_reqs, self.max_model_len, self.device, recorded, levels, chain_rows)
-            self.steps = TreeSteps(trees)
+            recurrent = RecurrentLayers.of(self.vllm_config, self.device)
+            # vLLM's own graphs of chains would write a state for each row.
+            chains = config.options.short_are_chains and recurrent is None
+            chain_rows = 1 + config.tree.depth if chains else 0
+            levels = config.levels
+            trees = TreeStates(
+                config.tree, self.max_num_reqs, self.max_model_len, self.device, recorded, levels, chain_rows
+            )
+            self.steps = TreeSteps(trees, recurrent)
             layers = get_layers_from_vllm_config(self.vllm_config, Attention)
             self._layers = {name: layer for name, layer in layers.items() if not layer.is_draft_layer}
             wrap_target_layers(self._layers.values(), levels)

@@ -7,7 +7,7 @@ takes from here. For any other batch, a dummy one or one without drafts, there i
     steps.begin(batch, layout, ...)            the layers' metadata carry the trees
     (the target runs, its sampler draws at every node, the walk follows what was drawn)
     steps.end_pass(batch)                      positions of a chain again
-    steps.accept(batch, path, accepted)        keys and values of the accepted path move to the front
+    steps.accept(batch, path, accepted)        keys and values of the accepted path move to the front, states go on
     steps.accepted_in(batch)                   what the drafter goes on from
 """
 
@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.verification.compaction import Compaction
 from vllm_specext.engine.verification.layout import AcceptedPaths, TreeLayout
+from vllm_specext.engine.verification.recurrent import RecurrentLayers
 from vllm_specext.engine.verification.tree_states import TreeStates
 
 Value = TypeVar("Value")
@@ -43,13 +44,16 @@ class Begun(NamedTuple):
     layout: TreeLayout
     slot_mappings: Tensor
     """The KV slot of each row, by cache group, ``[groups, tokens]``."""
+    metadata: dict[str, Any]
+    """Of the target's layers, by name."""
 
 
 class TreeSteps:
     """Steps of a target that verifies the draft trees of ``trees``."""
 
-    def __init__(self, trees: TreeStates) -> None:
+    def __init__(self, trees: TreeStates, recurrent: RecurrentLayers | None = None) -> None:
         self.trees = trees
+        self._recurrent = recurrent
         self.layers: Sequence[Sequence[Any]] = ()
         """The target's attention layers by cache group, once there are caches."""
         self._layer_names: list[list[str]] = []
@@ -69,7 +73,9 @@ class TreeSteps:
         """Have the target's pass over ``batch`` see the trees of ``layout``."""
         if layout is not None:
             layout.attach(metadata, self._layer_names)
-            self._begun.put(batch, Begun(layout, slot_mappings))
+            if self._recurrent is not None:
+                self._recurrent.attach(metadata, layout)
+            self._begun.put(batch, Begun(layout, slot_mappings, metadata))
 
     def place_on_axes(self, batch: InputBatch, positions: Tensor) -> None:
         """Have ``positions`` ``[axes, T]`` of ``batch`` (M-RoPE) follow the nodes' depths as well. Drafted tokens are
@@ -96,11 +102,13 @@ class TreeSteps:
 
     def accept(self, batch: InputBatch, path: Tensor, num_accepted: Tensor) -> None:
         """Move the accepted paths ``[R, levels + 1]``, of which the first ``num_accepted`` ``[R]`` nodes count, to the
-        front of their requests' KV slots."""
+        front of their requests' KV slots, and have recurrent states go on along them."""
         begun = self._begun.get(batch)
         if begun is not None:
             paths = begun.layout.accepted(path, num_accepted)
             self._compaction(paths, begun.slot_mappings)
+            if self._recurrent is not None:
+                self._recurrent.advance(begun.metadata, paths, num_accepted[: begun.layout.requests])
             self._accepted.put(batch, paths)
 
     def accepted_in(self, batch: InputBatch) -> AcceptedPaths | None:

@@ -1,0 +1,56 @@
+"""Deliberate faults in recurrent layers, as those in ``faults.py``."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def states_go_on_as_chains() -> None:
+    """States go on along the first rows of each tree, as many as were accepted."""
+    import vllm_specext.engine.verification.recurrent as recurrent
+
+    stock = recurrent.advance
+
+    def advance(mixed: Tensor, gates: Tensor, layer: Any, slots: Tensor, path: Tensor, counts: Tensor) -> None:
+        rows = path[:, :1] + torch.arange(path.shape[1])
+        stock(mixed, gates, layer, slots, rows.clamp(max=len(mixed) - 1), counts)
+
+    recurrent.advance = advance
+
+
+def states_stay_behind() -> None:
+    """The last accepted node of a longer path changes no state."""
+    import vllm_specext.engine.verification.recurrent as recurrent
+
+    stock = recurrent.advance
+
+    def advance(mixed: Tensor, gates: Tensor, layer: Any, slots: Tensor, path: Tensor, counts: Tensor) -> None:
+        stock(mixed, gates, layer, slots, path, (counts - 1).clamp(min=1))
+
+    recurrent.advance = advance
+
+
+def convolve_rows_in_order() -> None:
+    """The convolution reads the rows before a node's own, and not its ancestors."""
+    import vllm_specext.engine.verification.recurrent as recurrent
+
+    def rows_before(visible: Tensor, taps: int) -> Tensor:
+        node = torch.arange(visible.shape[1], dtype=torch.int32)[:, None]
+        return (node - 1 - torch.arange(taps - 1, dtype=torch.int32)).expand(len(visible), -1, -1)
+
+    recurrent.rows_before = rows_before
+
+
+def keep_states_of_earlier_requests() -> None:
+    """A new request goes on from the state that the last one left in its slot."""
+    import vllm_specext.cpu_runner.gated_delta as gated_delta
+
+    stock = gated_delta.run
+
+    def run(module: Any, metadata: Any, *rows: Tensor) -> None:
+        if metadata.has_initial_state is not None:
+            metadata.has_initial_state = torch.ones_like(metadata.has_initial_state)
+        stock(module, metadata, *rows)
+
+    gated_delta.run = run

@@ -1,0 +1,92 @@
+"""Draft trees for a target with recurrent layers give the tokens of plain decoding on the real engine.
+
+Plain decoding is vLLM's, with our body in torch for these layers: the one that vLLM has for a CPU takes bfloat16 alone.
+``test_plain_tokens_are_those_of_transformers`` holds it against another implementation.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.engine.conftest import Result, any_sizes, of_method
+from tests.engine.hybrid import make_hybrid
+from tests.engine.test_lossless import differing, is_noticed
+from tests.engine.workload import GREEDY
+
+Engines = Callable[..., Result]
+
+NODES, TOP_K, LEVELS = 24, 4, 5
+TIGHT: dict[str, Any] = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 16}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_hybrid(tmp_path_factory.mktemp("hybrid"))
+
+
+@pytest.fixture(scope="module")
+def plain(engines: Engines, models: tuple[Path, Path]) -> Result:
+    return engines({"model": str(models[0]), "enable_prefix_caching": False})
+
+
+def trees(models: tuple[Path, Path], nodes: int = NODES, top_k: int = TOP_K, **own: Any) -> dict[str, Any]:
+    target, drafter = models
+    return of_method("draft-model-tree", drafter, nodes, top_k, tree_depth=LEVELS, **own) | {"model": str(target)}
+
+
+def test_plain_tokens_are_those_of_transformers(engines: Engines, models: tuple[Path, Path]) -> None:
+    torch.manual_seed(1)
+    prompts = [torch.randint(4, 2048, (length,)).tolist() for length in (1, 3, 64, 65, 200)]
+    asked = [{"ids": ids, "sampling": GREEDY | {"max_tokens": 24, "ignore_eos": True}} for ids in prompts]
+    result = engines({"model": str(models[0]), "enable_prefix_caching": False}, rounds=[asked])
+    reference = transformers.AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)
+    for ids, output in zip(prompts, result["outputs"], strict=True):
+        expected = reference.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False, eos_token_id=None)
+        assert output["ids"] == expected[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_trees_give_the_tokens_of_plain_decoding(
+    engines: Engines, models: tuple[Path, Path], plain: Result, asynchronous: bool
+) -> None:
+    result = engines(trees(models), keep_async=asynchronous)
+    assert differing(result, plain) == []
+    drafts, accepted = (result["counters"][f"vllm:spec_decode_num_{name}"] for name in ("drafts", "accepted_tokens"))
+    assert accepted > drafts  # of paths longer than one node, on average
+    assert result["sizes"][str(NODES)] > 60
+
+
+def test_where_memory_and_steps_are_tight(engines: Engines, models: tuple[Path, Path], plain: Result) -> None:
+    result = engines(trees(models, nodes=8) | TIGHT, keep_async=True)
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:num_preemptions"] > 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "states_go_on_as_chains",
+        "states_stay_behind",
+        "convolve_rows_in_order",
+        pytest.param("keep_states_of_earlier_requests", marks=pytest.mark.extended),
+        pytest.param("accept_the_best_node_of_every_tree", marks=pytest.mark.extended),
+        pytest.param("skip_compaction", marks=pytest.mark.extended),
+    ],
+)
+def test_a_deliberate_fault_is_noticed(
+    engines: Engines, models: tuple[Path, Path], plain: Result, fault: str
+) -> None:
+    assert is_noticed(engines, plain, trees(models), fault)
+
+
+@pytest.mark.extended
+def test_any_sizes_and_depths_give_the_tokens_of_plain_decoding(
+    engines: Engines, models: tuple[Path, Path], plain: Result
+) -> None:
+    result = engines(any_sizes(trees(models)), keep_async=True, sabotage="draw_sizes")
+    assert differing(result, plain) == []
+    assert len([depth for depth, count in result["depths"].items() if count > 10]) >= 2

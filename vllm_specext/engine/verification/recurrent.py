@@ -1,0 +1,148 @@
+"""Draft trees in the target's layers with a recurrent state: Qwen3-Next and Qwen3.5 (`kernels.gated_delta`).
+
+The instances are wrapped, not the class: a step's metadata names the rows of trees, which run our kernel, and vLLM's own
+method gets all others. The rows' inputs are kept until the walk has found the accepted paths, along which the states then
+go on. So each request has one state between steps, as in plain decoding, and vLLM is told to keep no more.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context
+
+from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.gated_delta_layers import layer_of, recurrent_layers
+from vllm_specext.engine.verification.layout import AcceptedPaths, TreeLayout
+from vllm_specext.engine.verification.recurrent_metadata import OneStateBackend, OneStateMetadata
+from vllm_specext.kernels.gated_delta import GatedDeltaLayer, GatedDeltaRows, advance, attend, rows_before
+
+
+class RecurrentLayers:
+    """The target's layers with a recurrent state, which verify trees."""
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig, device: torch.device) -> "RecurrentLayers | None":
+        """Those of the target of a configuration that drafts trees; ``None`` where it has none."""
+        modules = recurrent_layers(vllm_config)
+        return cls(modules, vllm_config, device) if modules else None
+
+    def __init__(self, modules: dict[str, Any], vllm_config: VllmConfig, device: torch.device) -> None:
+        requests, nodes = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config.tree.nodes + 1
+        rows = _most_rows(vllm_config)
+        self._layers = {name: _Layer(module, rows) for name, module in modules.items()}
+        self._taps = next(iter(modules.values())).conv_kernel_size
+        # A captured graph reads them.
+        self._before = torch.full((requests, nodes, self._taps - 1), -1, dtype=torch.int32, device=device)
+
+    def attach(self, metadata: dict[str, Any], layout: TreeLayout) -> None:
+        """Have the layers with this ``metadata`` of a step see the trees of ``layout``."""
+        before = self._before[: layout.requests, : layout.query]
+        before.copy_(rows_before(layout.visible, self._taps))
+        trees = GatedDeltaRows(layout.starts, layout.visible, before, layout.rows)
+        for name in self._layers:
+            step = metadata[name]
+            if not isinstance(step, OneStateMetadata) or step.drafted != layout.requests:
+                raise RuntimeError(f"the step's metadata of layer {name!r} does not know its {layout.requests} drafts")
+            step.trees = trees
+
+    def advance(self, metadata: dict[str, Any], paths: AcceptedPaths, counts: Tensor) -> None:
+        """Have the states go on along the accepted ``paths``, of which the first ``counts`` ``[V]`` rows count.
+        ``metadata`` is that of the step that verified them."""
+        for name, layer in self._layers.items():
+            slots = metadata[name].slots[: len(counts)].long()
+            advance(layer.mixed, layer.gates, layer.now(), slots, paths.source, counts)
+
+
+def _most_rows(vllm_config: VllmConfig) -> int:
+    """The most rows that trees of one step have, those of a graph that is captured included."""
+    scheduler, config = vllm_config.scheduler_config, vllm_config.speculative_config
+    drafted = max(min(last, scheduler.max_num_seqs) * (1 + nodes) for _, last, nodes in config.schedule)
+    captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+    return max(1, min(max(drafted, captured), scheduler.max_num_batched_tokens))
+
+
+class _Layer:
+    """One of them, with room for the rows of trees of one step."""
+
+    def __init__(self, module: Any, most_rows: int) -> None:
+        self.module = module
+        channels, dtype = module.conv_dim // module.tp_size, module.model_config.dtype
+        device = module.conv1d.weight.device
+        self.mixed = torch.zeros(most_rows, channels, dtype=dtype, device=device)
+        self.gates = torch.zeros(most_rows, 2 * module.num_v_heads // module.tp_size, dtype=dtype, device=device)
+        self._last: tuple[Any, GatedDeltaLayer] | None = None
+        _keep_one_state(module)
+        _wrap(module, self)
+
+    def now(self) -> GatedDeltaLayer:
+        """The layer with the caches that it has now."""
+        if self._last is None or self._last[0] is not self.module.kv_cache:
+            self._last = self.module.kv_cache, layer_of(self.module)
+        return self._last[1]
+
+    def verify(self, step: OneStateMetadata, mixed: Tensor, gates: tuple[Tensor, Tensor], out: Tensor) -> None:
+        """Write what the rows of the trees of ``step`` get to ``out``, and keep what they were."""
+        assert step.trees is not None and step.slots is not None
+        rows = step.trees.num_rows
+        self.mixed[:rows].copy_(mixed[:rows])
+        torch.cat([each[:rows] for each in gates], dim=1, out=self.gates[:rows])
+        slots = step.slots[: step.drafted]
+        attend(self.mixed[:rows], self.gates[:rows], self.now(), step.trees, slots, out)
+
+
+@replaces(
+    "vllm.model_executor.layers.mamba.gdn.base.GatedDeltaNetAttention.num_spec",
+    name="recurrent states of drafts",
+    why="vLLM keeps a state for each row that it verifies, megabytes each, and room for the inputs of all",
+    how="set on the target's instances: none is kept for drafts, and the metadata is built as if there were none",
+    upstream="vllm#42910 verifies trees of hybrid targets with a state for each node",
+    until="vLLM verifies drafts of hybrid targets from one state",
+    kind="set",
+    also=(
+        "vllm.model_executor.layers.mamba.abstract.MambaBase.get_kv_cache_spec",
+        "vllm.model_executor.layers.mamba.abstract.MambaBase.get_attn_backend",
+        "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn.QwenGatedDeltaNetAttention.enable_fused_gdn_spec_decode",
+    ),
+)
+def _keep_one_state(module: Any) -> None:
+    stock: Callable[[Any], Any] = module.get_kv_cache_spec
+
+    def get_kv_cache_spec(vllm_config: Any) -> Any:
+        return replace(stock(vllm_config), num_speculative_blocks=0)
+
+    module.num_spec = 0
+    module.enable_fused_gdn_spec_decode = False
+    module.get_kv_cache_spec = get_kv_cache_spec
+    module.get_attn_backend = lambda: OneStateBackend
+
+
+@replaces(
+    "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn.QwenGatedDeltaNetAttention._forward_core",
+    name="recurrent layers",
+    why="vLLM's kernels verify chains alone, and write a state for each row",
+    how="wrapped on the target's instances: rows of trees run our kernel, all others vLLM's method",
+    upstream="vllm#42910 verifies trees of hybrid targets with a state for each node",
+    until="vLLM verifies trees whose shape differs by request",
+    signature="self mixed_qkv b a core_attn_out",
+)
+def _wrap(module: Any, layer: _Layer) -> None:
+    stock = module._forward_core
+
+    def _forward_core(mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
+        steps = get_forward_context().attn_metadata
+        step = steps.get(module.prefix) if isinstance(steps, dict) else None
+        if not isinstance(step, OneStateMetadata) or step.trees is None:
+            stock(mixed_qkv=mixed_qkv, b=b, a=a, core_attn_out=core_attn_out)
+            return
+        layer.verify(step, mixed_qkv, (a, b), core_attn_out)
+        if step.others is not None:
+            rows = slice(step.trees.num_rows, None)
+            steps[module.prefix] = step.others
+            stock(mixed_qkv=mixed_qkv[rows], b=b[rows], a=a[rows], core_attn_out=core_attn_out[rows])
+            steps[module.prefix] = step
+
+    module._forward_core = _forward_core
