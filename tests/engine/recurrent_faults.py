@@ -12,9 +12,9 @@ def states_go_on_as_chains() -> None:
 
     stock = recurrent.advance
 
-    def advance(mixed: Tensor, gates: Tensor, layer: Any, slots: Tensor, path: Tensor, counts: Tensor) -> None:
+    def advance(layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor) -> None:
         rows = path[:, :1] + torch.arange(path.shape[1])
-        stock(mixed, gates, layer, slots, rows.clamp(max=len(mixed) - 1), counts)
+        stock(layers, kept, slots, rows.clamp(max=kept.mixed.shape[1] - 1), counts)
 
     recurrent.advance = advance
 
@@ -25,8 +25,8 @@ def states_stay_behind() -> None:
 
     stock = recurrent.advance
 
-    def advance(mixed: Tensor, gates: Tensor, layer: Any, slots: Tensor, path: Tensor, counts: Tensor) -> None:
-        stock(mixed, gates, layer, slots, path, (counts - 1).clamp(min=1))
+    def advance(layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor) -> None:
+        stock(layers, kept, slots, path, (counts - 1).clamp(min=1))
 
     recurrent.advance = advance
 

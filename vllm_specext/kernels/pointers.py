@@ -81,3 +81,20 @@ class Caches(tuple[Tensor, ...]):
             for view in self
         ]
         return torch.tensor(rows, dtype=torch.int64)
+
+
+class Addresses(tuple[Tensor, ...]):
+    """Tensors that a kernel finds by their addresses in a table."""
+
+    def __new__(cls, tensors: Iterable[Tensor]) -> "Addresses":
+        return super().__new__(cls, tensors)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The same for tables that hold the same."""
+        return tuple(tensor.data_ptr() for tensor in self)
+
+    @cached_property
+    def table(self) -> Tensor:
+        """``[tensors]`` int64 on their device."""
+        return torch.tensor(self.key, dtype=torch.int64, device=self[0].device)

@@ -5,7 +5,7 @@ order and at the same time, and the warps of a program only wait for each other 
 the interpreter's order passes every comparison here. This keeps a list of what each program reads and writes, and fails
 where
 
-* an address lies neither in a tensor that the launch was given nor in a cache that a table of addresses names;
+* an address lies neither in a tensor that the launch was given nor in a tensor that a table of addresses names;
 * one program writes what another reads or writes;
 * one operation of a program writes what another one reads or writes, with no barrier between them. The same place of
   tiles of one shape is excused, because one thread has it, unless tiles are so small that several warps hold copies;
@@ -25,7 +25,7 @@ import triton.language as tl
 import triton.runtime.interpreter as interpreter
 from torch import Tensor
 
-from vllm_specext.kernels.pointers import Caches
+from vllm_specext.kernels.pointers import Addresses, Caches
 
 WARP = 32
 """Threads of a warp."""
@@ -91,7 +91,7 @@ def _several(group: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 _cached: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
-"""Views of caches, whose addresses kernels find in a table."""
+"""Tensors whose addresses kernels find in a table."""
 _launch: Launch | None = None
 
 
@@ -113,7 +113,7 @@ def install() -> None:
     """Watch every launch from now on of a kernel that is not vLLM's."""
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
     call, begin = executor.__call__, builder.set_grid_idx
-    load, store, make = builder.create_masked_load, builder.create_masked_store, Caches.__new__
+    load, store = builder.create_masked_load, builder.create_masked_store
 
     def watched_call(self: Any, *args: Any, **kwargs: Any) -> None:
         global _launch
@@ -151,12 +151,15 @@ def install() -> None:
             _launch.note(pointers, mask, value)
         return store(self, pointers, value, mask, *rest)
 
-    def watched_caches(cls: type[Caches], views: Iterable[Tensor]) -> Caches:
-        caches = make(cls, views)
-        _cached.update({id(view): view for view in caches})
-        return caches
+    def watched(make: Any) -> Any:
+        def make_watched(cls: type[Any], tensors: Iterable[Tensor]) -> Any:
+            made = make(cls, tensors)
+            _cached.update({id(tensor): tensor for tensor in made})
+            return made
+
+        return make_watched
 
     executor.__call__, builder.set_grid_idx = watched_call, watched_begin
     tl.debug_barrier = watched_barrier  # where vLLM, on a CPU, has put a function that does nothing
     builder.create_masked_load, builder.create_masked_store = watched_load, watched_store
-    Caches.__new__ = watched_caches
+    Caches.__new__, Addresses.__new__ = watched(Caches.__new__), watched(Addresses.__new__)  # type: ignore[method-assign]

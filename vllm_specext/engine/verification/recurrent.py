@@ -18,7 +18,14 @@ from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.gated_delta_layers import layer_of, recurrent_layers
 from vllm_specext.engine.verification.layout import AcceptedPaths, TreeLayout
 from vllm_specext.engine.verification.recurrent_metadata import OneStateBackend, OneStateMetadata
-from vllm_specext.kernels.gated_delta import GatedDeltaLayer, GatedDeltaRows, advance, attend, rows_before
+from vllm_specext.kernels.gated_delta import (
+    GatedDeltaLayer,
+    GatedDeltaRows,
+    KeptRows,
+    advance,
+    attend,
+    rows_before,
+)
 
 
 class RecurrentLayers:
@@ -33,8 +40,14 @@ class RecurrentLayers:
     def __init__(self, modules: dict[str, Any], vllm_config: VllmConfig, device: torch.device) -> None:
         requests, nodes = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config.tree.nodes + 1
         rows = _most_rows(vllm_config)
-        self._layers = {name: _Layer(module, rows) for name, module in modules.items()}
-        self._taps = next(iter(modules.values())).conv_kernel_size
+        one = next(iter(modules.values()))
+        self._taps, self._levels = one.conv_kernel_size, vllm_config.speculative_config.levels
+        channels, heads = one.conv_dim // one.tp_size, one.num_v_heads // one.tp_size
+        made = {"dtype": vllm_config.model_config.dtype, "device": device}
+        self._kept = KeptRows(
+            torch.zeros(len(modules), rows, channels, **made), torch.zeros(len(modules), rows, 2 * heads, **made)
+        )
+        self._layers = {name: _Layer(module, self._kept, place) for place, (name, module) in enumerate(modules.items())}
         # A captured graph reads them.
         self._before = torch.full((requests, nodes, self._taps - 1), -1, dtype=torch.int32, device=device)
 
@@ -42,7 +55,7 @@ class RecurrentLayers:
         """Have the layers with this ``metadata`` of a step see the trees of ``layout``."""
         before = self._before[: layout.requests, : layout.query]
         before.copy_(rows_before(layout.visible, self._taps))
-        trees = GatedDeltaRows(layout.starts, layout.visible, before, layout.rows)
+        trees = GatedDeltaRows(layout.starts, layout.visible, before, layout.rows, self._levels)
         for name in self._layers:
             step = metadata[name]
             if not isinstance(step, OneStateMetadata) or step.drafted != layout.requests:
@@ -52,9 +65,8 @@ class RecurrentLayers:
     def advance(self, metadata: dict[str, Any], paths: AcceptedPaths, counts: Tensor) -> None:
         """Have the states go on along the accepted ``paths``, of which the first ``counts`` ``[V]`` rows count.
         ``metadata`` is that of the step that verified them."""
-        for name, layer in self._layers.items():
-            slots = metadata[name].slots[: len(counts)].long()
-            advance(layer.mixed, layer.gates, layer.now(), slots, paths.source, counts)
+        slots = [metadata[name].slots[: len(counts)] for name in self._layers]
+        advance([layer.now() for layer in self._layers.values()], self._kept, slots, paths.source, counts)
 
 
 def _most_rows(vllm_config: VllmConfig) -> int:
@@ -66,14 +78,10 @@ def _most_rows(vllm_config: VllmConfig) -> int:
 
 
 class _Layer:
-    """One of them, with room for the rows of trees of one step."""
+    """One of them."""
 
-    def __init__(self, module: Any, most_rows: int) -> None:
-        self.module = module
-        channels, dtype = module.conv_dim // module.tp_size, module.model_config.dtype
-        device = module.conv1d.weight.device
-        self.mixed = torch.zeros(most_rows, channels, dtype=dtype, device=device)
-        self.gates = torch.zeros(most_rows, 2 * module.num_v_heads // module.tp_size, dtype=dtype, device=device)
+    def __init__(self, module: Any, kept: KeptRows, place: int) -> None:
+        self.module, self._kept, self._place = module, kept, place
         self._last: tuple[Any, GatedDeltaLayer] | None = None
         _keep_one_state(module)
         _wrap(module, self)
@@ -84,14 +92,11 @@ class _Layer:
             self._last = self.module.kv_cache, layer_of(self.module)
         return self._last[1]
 
-    def verify(self, step: OneStateMetadata, mixed: Tensor, gates: tuple[Tensor, Tensor], out: Tensor) -> None:
+    def verify(self, step: OneStateMetadata, mixed: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
         """Write what the rows of the trees of ``step`` get to ``out``, and keep what they were."""
         assert step.trees is not None and step.slots is not None
-        rows = step.trees.num_rows
-        self.mixed[:rows].copy_(mixed[:rows])
-        torch.cat([each[:rows] for each in gates], dim=1, out=self.gates[:rows])
         slots = step.slots[: step.drafted]
-        attend(self.mixed[:rows], self.gates[:rows], self.now(), step.trees, slots, out)
+        attend(mixed, a, b, self.now(), step.trees, slots, self._kept, self._place, out)
 
 
 @replaces(
@@ -138,7 +143,7 @@ def _wrap(module: Any, layer: _Layer) -> None:
         if not isinstance(step, OneStateMetadata) or step.trees is None:
             stock(mixed_qkv=mixed_qkv, b=b, a=a, core_attn_out=core_attn_out)
             return
-        layer.verify(step, mixed_qkv, (a, b), core_attn_out)
+        layer.verify(step, mixed_qkv, a, b, core_attn_out)
         if step.others is not None:
             rows = slice(step.trees.num_rows, None)
             steps[module.prefix] = step.others

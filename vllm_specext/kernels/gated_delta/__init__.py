@@ -6,27 +6,52 @@ along the accepted paths afterwards. Formulas: "Gated Delta Networks", arXiv 241
 place of the triangle is ours.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from vllm_specext.kernels.gated_delta import naive
-from vllm_specext.kernels.gated_delta.layer import GatedDeltaLayer, GatedDeltaRows, rows_before
+from vllm_specext.kernels.gated_delta.layer import GatedDeltaLayer, GatedDeltaRows, KeptRows, rows_before
+from vllm_specext.kernels.pointers import HAS_TRITON
 
-__all__ = ["GatedDeltaLayer", "GatedDeltaRows", "advance", "attend", "rows_before"]
+__all__ = ["GatedDeltaLayer", "GatedDeltaRows", "KeptRows", "advance", "attend", "rows_before"]
 
 
 def attend(
-    mixed: Tensor, gates: Tensor, layer: GatedDeltaLayer, rows: GatedDeltaRows, slots: Tensor, out: Tensor
+    mixed: Tensor,
+    a: Tensor,
+    b: Tensor,
+    layer: GatedDeltaLayer,
+    rows: GatedDeltaRows,
+    slots: Tensor,
+    kept: KeptRows,
+    place: int,
+    out: Tensor,
 ) -> None:
-    """Write what the first ``rows.num_rows`` rows of a step get of ``layer`` to ``out`` ``[T, Hv, V]``.
+    """Write what the first ``rows.num_rows`` rows of a step get of ``layer`` to ``out`` ``[T, Hv, V]``, and what they
+    were to ``kept``, whose layer ``place`` this is.
 
-    ``mixed`` ``[T, C]``: the rows' queries, keys and values before the convolution. ``gates`` ``[T, 2 Hv]``: vLLM's
-    ``a``, then ``b``. ``slots`` ``[R]``: the requests' state slots, which are read only. Nodes of one request that do
-    not see each other do not know of each other. A row that sees itself alone is a root.
+    ``mixed`` ``[T, C]``: the rows' queries, keys and values before the convolution. ``a`` and ``b`` ``[T, Hv]``: vLLM's
+    gates of decay and of beta. ``slots`` ``[R]`` int32: the requests' state slots, which are read only. Nodes of one
+    request that do not see each other do not know of each other; a row that sees itself alone is a root.
     """
-    naive.attend(mixed, gates, layer, rows, slots, out)
+    if mixed.is_cuda and HAS_TRITON:
+        from vllm_specext.kernels.gated_delta import kernel  # a CPU has no use for Triton, nor time to import it
+
+        kernel.attend(mixed, a, b, layer, rows, slots, kept, place, out)
+    else:
+        naive.attend(mixed, a, b, layer, rows, slots, kept, place, out)
 
 
-def advance(mixed: Tensor, gates: Tensor, layer: GatedDeltaLayer, slots: Tensor, path: Tensor, counts: Tensor) -> None:
-    """Have the states in ``slots`` ``[R]`` go on along the rows ``path`` ``[R, L]`` int64, of which the first
-    ``counts`` ``[R]`` count. ``mixed`` ``[T, C]`` and ``gates`` ``[T, 2 Hv]`` are what ``attend`` was given."""
-    naive.follow(mixed, gates, layer, slots, path, counts)
+def advance(
+    layers: Sequence[GatedDeltaLayer], kept: KeptRows, slots: Sequence[Tensor], path: Tensor, counts: Tensor
+) -> None:
+    """Have the states of all ``layers`` go on along the rows ``path`` ``[R, L]`` int64, of which the first ``counts``
+    ``[R]`` count. ``kept`` is what ``attend`` was given for each, and ``slots``, for each layer ``[R]`` int32, too.
+    The layers are alike in their shapes, strides and data types."""
+    if path.is_cuda and HAS_TRITON:
+        from vllm_specext.kernels.gated_delta import kernel
+
+        kernel.advance(layers, kept, slots, path, counts)
+    else:
+        naive.advance(layers, kept, slots, path, counts)

@@ -32,6 +32,10 @@ class GatedDeltaLayer:
     key_heads: int
 
     @property
+    def value_heads(self) -> int:
+        return self.states.shape[1]
+
+    @property
     def taps(self) -> int:
         return self.conv_weight.shape[1]
 
@@ -59,6 +63,19 @@ class GatedDeltaRows:
     """For each node its nearest ancestors, the nearest first, ``[R, N, W - 1]`` int32: nodes, or, before the root,
     -1 for the row before it, -2 for the one before that, and so on."""
     num_rows: int
+    levels: int
+    """The most nodes below the root that one path has."""
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """What layers were given for the rows of a step's trees, until the accepted paths are known. For ``L`` layers and
+    up to ``T`` rows."""
+
+    mixed: Tensor
+    """Queries, keys and values before the convolution, ``[L, T, C]``."""
+    gates: Tensor
+    """vLLM's ``a``, then ``b``, ``[L, T, 2 Hv]``."""
 
 
 def rows_before(visible: Tensor, taps: int) -> Tensor:

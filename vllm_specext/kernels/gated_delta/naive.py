@@ -6,11 +6,13 @@ decayed, and the ``u_j`` of the ancestors. That makes one triangular system for 
 ancestors stands where a chain has the lower triangle. Computed in float32.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vllm_specext.kernels.gated_delta.layer import GatedDeltaLayer, GatedDeltaRows
+from vllm_specext.kernels.gated_delta.layer import GatedDeltaLayer, GatedDeltaRows, KeptRows
 from vllm_specext.tree.topology import unpack
 
 EPSILON = 1e-6
@@ -18,9 +20,21 @@ EPSILON = 1e-6
 
 
 def attend(
-    mixed: Tensor, gates: Tensor, layer: GatedDeltaLayer, rows: GatedDeltaRows, slots: Tensor, out: Tensor
+    mixed: Tensor,
+    a: Tensor,
+    b: Tensor,
+    layer: GatedDeltaLayer,
+    rows: GatedDeltaRows,
+    slots: Tensor,
+    kept: KeptRows,
+    place: int,
+    out: Tensor,
 ) -> None:
-    requests, nodes = rows.visible.shape[:2]
+    if rows.num_rows == 0:
+        return
+    gates = torch.cat((a[: rows.num_rows], b[: rows.num_rows]), dim=1)
+    kept.mixed[place, : rows.num_rows], kept.gates[place, : rows.num_rows] = mixed[: rows.num_rows], gates
+    nodes = rows.visible.shape[1]
     index, inside = _padded(rows.starts, nodes, rows.num_rows)
     taps = _windows(mixed[index], layer.conv_states[slots], rows.before.long())
     query, key, value = layer.heads(_convolved(taps, layer))
@@ -29,10 +43,19 @@ def attend(
     out[: rows.num_rows] = results[inside].to(out.dtype)
 
 
+def advance(
+    layers: Sequence[GatedDeltaLayer], kept: KeptRows, slots: Sequence[Tensor], path: Tensor, counts: Tensor
+) -> None:
+    for layer, mixed, gates, own in zip(layers, kept.mixed, kept.gates, slots, strict=True):
+        follow(mixed, gates, layer, own, path, counts)
+
+
 def follow(
     mixed: Tensor, gates: Tensor, layer: GatedDeltaLayer, slots: Tensor, path: Tensor, counts: Tensor
 ) -> Tensor:
-    """As ``advance``, and what the rows of the paths get, ``[R, L, Hv, V]``, of which the first ``counts`` count."""
+    """Have the states of one layer go on, and return what the rows of the paths get, ``[R, L, Hv, V]``, of which the
+    first ``counts`` count. ``mixed`` ``[T, C]`` and ``gates`` ``[T, 2 Hv]``; the others as for ``advance``."""
+    slots = slots.long()
     places = torch.arange(path.shape[1], device=path.device)
     inside = (places < counts[:, None])[:, :, None]
     own, before = mixed[path], layer.conv_states[slots]
@@ -92,7 +115,7 @@ def _unit(vectors: Tensor) -> Tensor:
 def _padded(starts: Tensor, nodes: int, count: int) -> tuple[Tensor, Tensor]:
     """Rows ``[R, nodes]`` of each request, and which of them are its own."""
     rows = starts[:-1, None] + torch.arange(nodes, device=starts.device)
-    return rows.clamp(max=max(count - 1, 0)).long(), rows < starts[1:, None]
+    return rows.clamp(max=count - 1).long(), rows < starts[1:, None]
 
 
 def _windows(own: Tensor, before: Tensor, back: Tensor) -> Tensor:
