@@ -219,13 +219,6 @@ FEATURES: tuple[Feature, ...] = (
         reasons=_for_readers_of_the_cache("its recurrent layers have no keys and values that the drafter could read"),
     ),
     Feature(
-        "gated_delta_chains",
-        "chains (tree_top_k 1) for a hybrid target",
-        lambda launch: bool(launch.model.is_hybrid) and not launch.drafts_trees,
-        "its recurrent states go on along accepted paths of trees alone",
-        bearable=False,
-    ),
-    Feature(
         "mla",
         "a target with multi-head latent attention (MLA)",
         lambda launch: bool(launch.model.use_mla),

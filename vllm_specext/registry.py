@@ -66,8 +66,7 @@ OVER_HIDDEN_STATES_AS_CHAINS = frozenset({"data_parallel_moe", "quantised_cache"
 ANY_LANGUAGE_MODEL = Declaration(
     reads=Reads.TEXT,
     keeps=Keeps.APART,
-    bears=OVER_HIDDEN_STATES - {"skip_tokenizer_init", "gated_delta_rule"}
-    | {"data_parallel_moe", "mla", "quantised_cache"},
+    bears=OVER_HIDDEN_STATES - {"skip_tokenizer_init"} | {"data_parallel_moe", "mla", "quantised_cache"},
 )
 """The declaration of methods that read only the text that the target wrote."""
 

@@ -15,7 +15,7 @@ from tests.engine.workload import copy_tokenizer
 
 KEYS: dict[str, Any] = {
     "vocab_size": 2048,
-    "hidden_size": 128,
+    "hidden_size": 256,  # as the bundled drafters have it
     "intermediate_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -39,18 +39,18 @@ RECURRENT = {
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
 }
-PERIOD = 3
-"""Every third layer is attention."""
+PERIOD, ATTENTION = 3, 4
+"""Every third layer is attention; so many are."""
 
 SHARPNESS = 10
 """What makes random scores so far apart that sampled tokens are mostly likely ones."""
 
 
-def make_hybrid(folder: Path, share: float = 0.01) -> tuple[Path, Path]:
+def make_hybrid(folder: Path, share: float = 0.004) -> tuple[Path, Path]:
     """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add."""
     torch.manual_seed(0)
-    drafter = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**KEYS, num_hidden_layers=2))
-    kinds = (["linear_attention"] * (PERIOD - 1) + ["full_attention"]) * 2
+    drafter = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**KEYS, num_hidden_layers=ATTENTION))
+    kinds = (["linear_attention"] * (PERIOD - 1) + ["full_attention"]) * ATTENTION
     config = transformers.Qwen3NextConfig(
         **KEYS, **RECURRENT, num_hidden_layers=len(kinds), layer_types=kinds, mlp_only_layers=[0, *range(2, len(kinds))]
     )

@@ -12,10 +12,12 @@ import pytest
 import torch
 import transformers
 
-from tests.engine.conftest import Result, any_sizes, of_method
+from tests.engine.conftest import CHAIN, ROUND, Result, any_sizes, eagle3, of_method, tree
 from tests.engine.hybrid import make_hybrid
+from tests.engine.test_foreign import foreign
+from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import differing, is_noticed
-from tests.engine.workload import GREEDY
+from tests.engine.workload import DFLASH, FOREIGN_BPE, GREEDY
 
 Engines = Callable[..., Result]
 
@@ -31,6 +33,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def plain(engines: Engines, models: tuple[Path, Path]) -> Result:
     return engines({"model": str(models[0]), "enable_prefix_caching": False})
+
+
+def predicted(llm: dict[str, Any]) -> dict[str, Any]:
+    return {"speculative_config": llm["speculative_config"] | {"prediction_tokens": 16}}
 
 
 def trees(models: tuple[Path, Path], nodes: int = NODES, top_k: int = TOP_K, **own: Any) -> dict[str, Any]:
@@ -90,3 +96,37 @@ def test_any_sizes_and_depths_give_the_tokens_of_plain_decoding(
     result = engines(any_sizes(trees(models)), keep_async=True, sabotage="draw_sizes")
     assert differing(result, plain) == []
     assert len([depth for depth, count in result["depths"].items() if count > 10]) >= 2
+
+
+@pytest.mark.parametrize(
+    "llm",
+    [
+        pytest.param(GIVEN, id="given"),
+        pytest.param(predicted(eagle3(24, 4)), id="eagle3"),
+        pytest.param(predicted(tree(24, 4)), id="griffin", marks=pytest.mark.extended),
+        pytest.param(predicted(of_method("dflash-tree", DFLASH, 24, 4)), id="dflash", marks=pytest.mark.extended),
+    ],
+)
+def test_other_methods_with_predictions_do(
+    engines: Engines, models: tuple[Path, Path], plain: Result, llm: dict[str, Any]
+) -> None:
+    """Their drafters, where they have some, are of another target, so that their own drafts are hardly ever right."""
+    answers = plain["outputs"][: len(ROUND)]
+    result = engines(llm | {"model": str(models[0])}, rounds=[predicting(ROUND, answers)], keep_async=True)
+    assert differing(result, {"outputs": answers}) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 200
+
+
+@pytest.mark.parametrize("top_k", [1])
+def test_chains_do(engines: Engines, models: tuple[Path, Path], plain: Result, top_k: int) -> None:
+    result = engines(trees(models, nodes=LEVELS, top_k=top_k), keep_async=True)
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("fault", ["states_stay_behind", "states_go_on_as_chains"])
+def test_a_deliberate_fault_in_a_chain_is_noticed(
+    engines: Engines, models: tuple[Path, Path], plain: Result, fault: str
+) -> None:
+    assert is_noticed(engines, plain, trees(models, nodes=LEVELS, top_k=1), fault)

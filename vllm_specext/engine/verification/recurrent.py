@@ -1,6 +1,6 @@
-"""Draft trees in the target's layers with a recurrent state: Qwen3-Next and Qwen3.5 (`kernels.gated_delta`).
+"""Drafts in the target's layers with a recurrent state: Qwen3-Next and Qwen3.5 (`kernels.gated_delta`).
 
-The instances are wrapped, not the class: a step's metadata names the rows of trees, which run our kernel, and vLLM's own
+The instances are wrapped, not the class: a step's metadata names the rows of drafts, which run our kernel, and vLLM's own
 method gets all others. The rows' inputs are kept until the walk has found the accepted paths, along which the states then
 go on. So each request has one state between steps, as in plain decoding, and vLLM is told to keep no more.
 """
@@ -16,7 +16,6 @@ from vllm.forward_context import get_forward_context
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.gated_delta_layers import layer_of, recurrent_layers
-from vllm_specext.engine.verification.layout import AcceptedPaths, TreeLayout
 from vllm_specext.engine.verification.recurrent_metadata import OneStateBackend, OneStateMetadata
 from vllm_specext.kernels.gated_delta import (
     GatedDeltaLayer,
@@ -24,53 +23,46 @@ from vllm_specext.kernels.gated_delta import (
     KeptRows,
     advance,
     attend,
-    rows_before,
 )
 
 
 class RecurrentLayers:
-    """The target's layers with a recurrent state, which verify trees."""
+    """The target's layers with a recurrent state, which verify drafts."""
 
     @classmethod
     def of(cls, vllm_config: VllmConfig, device: torch.device) -> "RecurrentLayers | None":
-        """Those of the target of a configuration that drafts trees; ``None`` where it has none."""
+        """Those of the target of one of our methods; ``None`` where it has none."""
         modules = recurrent_layers(vllm_config)
         return cls(modules, vllm_config, device) if modules else None
 
     def __init__(self, modules: dict[str, Any], vllm_config: VllmConfig, device: torch.device) -> None:
-        requests, nodes = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config.tree.nodes + 1
-        rows = _most_rows(vllm_config)
-        one = next(iter(modules.values()))
-        self._taps, self._levels = one.conv_kernel_size, vllm_config.speculative_config.levels
-        channels, heads = one.conv_dim // one.tp_size, one.num_v_heads // one.tp_size
-        made = {"dtype": vllm_config.model_config.dtype, "device": device}
+        config, one = vllm_config.speculative_config, next(iter(modules.values()))
+        self.taps, self.levels = one.conv_kernel_size, config.levels
+        rows, channels, heads = _most_rows(vllm_config), one.conv_dim // one.tp_size, one.num_v_heads // one.tp_size
+        made: dict[str, Any] = {"dtype": vllm_config.model_config.dtype, "device": device}
         self._kept = KeptRows(
             torch.zeros(len(modules), rows, channels, **made), torch.zeros(len(modules), rows, 2 * heads, **made)
         )
         self._layers = {name: _Layer(module, self._kept, place) for place, (name, module) in enumerate(modules.items())}
-        # A captured graph reads them.
-        self._before = torch.full((requests, nodes, self._taps - 1), -1, dtype=torch.int32, device=device)
 
-    def attach(self, metadata: dict[str, Any], layout: TreeLayout) -> None:
-        """Have the layers with this ``metadata`` of a step see the trees of ``layout``."""
-        before = self._before[: layout.requests, : layout.query]
-        before.copy_(rows_before(layout.visible, self._taps))
-        trees = GatedDeltaRows(layout.starts, layout.visible, before, layout.rows, self._levels)
+    def attach(self, metadata: dict[str, Any], rows: GatedDeltaRows) -> None:
+        """Have the layers with this ``metadata`` of a step know the first ``rows`` for drafts."""
+        requests = len(rows.starts) - 1
         for name in self._layers:
             step = metadata[name]
-            if not isinstance(step, OneStateMetadata) or step.drafted != layout.requests:
-                raise RuntimeError(f"the step's metadata of layer {name!r} does not know its {layout.requests} drafts")
-            step.trees = trees
+            if not isinstance(step, OneStateMetadata) or step.drafted != requests:
+                raise RuntimeError(f"the step's metadata of layer {name!r} does not know of its {requests} drafts")
+            step.trees = rows
 
-    def advance(self, metadata: dict[str, Any], paths: AcceptedPaths, counts: Tensor) -> None:
-        """Have the states go on along the accepted ``paths``, of which the first ``counts`` ``[V]`` rows count.
-        ``metadata`` is that of the step that verified them."""
+    def advance(self, metadata: dict[str, Any], paths: Tensor, counts: Tensor) -> None:
+        """Have the states go on along ``paths`` ``[V, L]`` int64 of rows, of which the first ``counts`` ``[V]`` were
+        accepted, in the step that had this ``metadata``."""
         slots = [metadata[name].slots[: len(counts)] for name in self._layers]
-        advance([layer.now() for layer in self._layers.values()], self._kept, slots, paths.source, counts)
+        advance([layer.now() for layer in self._layers.values()], self._kept, slots, paths, counts)
 
 
 def _most_rows(vllm_config: VllmConfig) -> int:
-    """The most rows that trees of one step have, those of a graph that is captured included."""
+    """The most rows that drafts of one step have, those of a graph that is captured included."""
     scheduler, config = vllm_config.scheduler_config, vllm_config.speculative_config
     drafted = max(min(last, scheduler.max_num_seqs) * (1 + nodes) for _, last, nodes in config.schedule)
     captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0

@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.verification.compaction import Compaction
 from vllm_specext.engine.verification.layout import AcceptedPaths, TreeLayout
-from vllm_specext.engine.verification.recurrent import RecurrentLayers
+from vllm_specext.engine.verification.recurrent_trees import RecurrentTrees
 from vllm_specext.engine.verification.tree_states import TreeStates
 
 Value = TypeVar("Value")
@@ -51,7 +51,7 @@ class Begun(NamedTuple):
 class TreeSteps:
     """Steps of a target that verifies the draft trees of ``trees``."""
 
-    def __init__(self, trees: TreeStates, recurrent: RecurrentLayers | None = None) -> None:
+    def __init__(self, trees: TreeStates, recurrent: RecurrentTrees | None = None) -> None:
         self.trees = trees
         self._recurrent = recurrent
         self.layers: Sequence[Sequence[Any]] = ()
@@ -74,7 +74,7 @@ class TreeSteps:
         if layout is not None:
             layout.attach(metadata, self._layer_names)
             if self._recurrent is not None:
-                self._recurrent.attach(metadata, layout)
+                self._recurrent.begin(metadata, layout)
             self._begun.put(batch, Begun(layout, slot_mappings, metadata))
 
     def place_on_axes(self, batch: InputBatch, positions: Tensor) -> None:
@@ -108,7 +108,7 @@ class TreeSteps:
             paths = begun.layout.accepted(path, num_accepted)
             self._compaction(paths, begun.slot_mappings)
             if self._recurrent is not None:
-                self._recurrent.advance(begun.metadata, paths, num_accepted[: begun.layout.requests])
+                self._recurrent.accept(begun.metadata, paths, num_accepted[: begun.layout.requests])
             self._accepted.put(batch, paths)
 
     def accepted_in(self, batch: InputBatch) -> AcceptedPaths | None:
