@@ -46,13 +46,15 @@ SHARPNESS = 10
 """What makes random scores so far apart that sampled tokens are mostly likely ones."""
 
 
-def make_hybrid(folder: Path, share: float = 0.004) -> tuple[Path, Path]:
+def make_hybrid(folder: Path, share: float = 0.009) -> tuple[Path, Path]:
     """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add."""
     torch.manual_seed(0)
     drafter = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**KEYS, num_hidden_layers=ATTENTION))
     kinds = (["linear_attention"] * (PERIOD - 1) + ["full_attention"]) * ATTENTION
+    with_experts = 1
+    dense = [layer for layer in range(len(kinds)) if layer != with_experts]
     config = transformers.Qwen3NextConfig(
-        **KEYS, **RECURRENT, num_hidden_layers=len(kinds), layer_types=kinds, mlp_only_layers=[0, *range(2, len(kinds))]
+        **KEYS, **RECURRENT, num_hidden_layers=len(kinds), layer_types=kinds, mlp_only_layers=dense
     )
     target = transformers.Qwen3NextForCausalLM(config)
     with torch.no_grad():
@@ -82,8 +84,8 @@ def make_hybrid(folder: Path, share: float = 0.004) -> tuple[Path, Path]:
 
 
 def _copy(own: Any, into: nn.Module) -> None:
-    """Have the attention layer ``into`` of Qwen3-Next compute what ``own`` of Qwen3 does: its gates are one half, and its
-    norms multiply by one more than their weight."""
+    """Have the attention layer ``into`` of Qwen3-Next compute what ``own`` of Qwen3 does: its gates are one half, and
+    its norms multiply by one more than their weight."""
     theirs: dict[str, torch.Tensor] = dict(into.named_parameters())
     for name, weight in own.named_parameters():
         if name.endswith("q_proj.weight"):

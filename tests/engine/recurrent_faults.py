@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def states_go_on_as_chains() -> None:
+def go_on_as_chains() -> None:
     """States go on along the first rows of each tree, as many as were accepted."""
     import vllm_specext.engine.verification.recurrent as recurrent
 
@@ -19,7 +19,7 @@ def states_go_on_as_chains() -> None:
     recurrent.advance = advance
 
 
-def states_stay_behind() -> None:
+def stay_behind() -> None:
     """The last accepted node of a longer path changes no state."""
     import vllm_specext.engine.verification.recurrent as recurrent
 
@@ -31,18 +31,18 @@ def states_stay_behind() -> None:
     recurrent.advance = advance
 
 
-def convolve_rows_in_order() -> None:
+def convolve_in_order() -> None:
     """The convolution reads the rows before a node's own, and not its ancestors."""
-    import vllm_specext.engine.verification.recurrent as recurrent
+    import vllm_specext.engine.verification.recurrent_trees as recurrent_trees
 
     def rows_before(visible: Tensor, taps: int) -> Tensor:
         node = torch.arange(visible.shape[1], dtype=torch.int32)[:, None]
         return (node - 1 - torch.arange(taps - 1, dtype=torch.int32)).expand(len(visible), -1, -1)
 
-    recurrent.rows_before = rows_before
+    recurrent_trees.rows_before = rows_before
 
 
-def keep_states_of_earlier_requests() -> None:
+def keep_old_states() -> None:
     """A new request goes on from the state that the last one left in its slot."""
     import vllm_specext.cpu_runner.gated_delta as gated_delta
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 import transformers
 
-from tests.engine.conftest import CHAIN, ROUND, Result, any_sizes, eagle3, of_method, tree
+from tests.engine.conftest import ROUND, Result, any_sizes, eagle3, of_method, tree
 from tests.engine.hybrid import make_hybrid
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import differing, is_noticed
-from tests.engine.workload import DFLASH, FOREIGN_BPE, GREEDY
+from tests.engine.workload import DFLASH, FOREIGN_BYTES, GREEDY
 
 Engines = Callable[..., Result]
 
@@ -55,14 +55,13 @@ def test_plain_tokens_are_those_of_transformers(engines: Engines, models: tuple[
         assert output["ids"] == expected[0, len(ids) :].tolist()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.extended), True], ids=["sync", "async"])
 def test_trees_give_the_tokens_of_plain_decoding(
     engines: Engines, models: tuple[Path, Path], plain: Result, asynchronous: bool
 ) -> None:
     result = engines(trees(models), keep_async=asynchronous)
     assert differing(result, plain) == []
-    drafts, accepted = (result["counters"][f"vllm:spec_decode_num_{name}"] for name in ("drafts", "accepted_tokens"))
-    assert accepted > drafts  # of paths longer than one node, on average
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 150
     assert result["sizes"][str(NODES)] > 60
 
 
@@ -75,17 +74,15 @@ def test_where_memory_and_steps_are_tight(engines: Engines, models: tuple[Path, 
 @pytest.mark.parametrize(
     "fault",
     [
-        "states_go_on_as_chains",
-        "states_stay_behind",
-        "convolve_rows_in_order",
-        pytest.param("keep_states_of_earlier_requests", marks=pytest.mark.extended),
+        "go_on_as_chains",
+        pytest.param("stay_behind", marks=pytest.mark.extended),
+        "convolve_in_order",
+        pytest.param("keep_old_states", marks=pytest.mark.extended),
         pytest.param("accept_the_best_node_of_every_tree", marks=pytest.mark.extended),
         pytest.param("skip_compaction", marks=pytest.mark.extended),
     ],
 )
-def test_a_deliberate_fault_is_noticed(
-    engines: Engines, models: tuple[Path, Path], plain: Result, fault: str
-) -> None:
+def test_a_deliberate_fault_is_noticed(engines: Engines, models: tuple[Path, Path], plain: Result, fault: str) -> None:
     assert is_noticed(engines, plain, trees(models), fault)
 
 
@@ -102,7 +99,7 @@ def test_any_sizes_and_depths_give_the_tokens_of_plain_decoding(
     "llm",
     [
         pytest.param(GIVEN, id="given"),
-        pytest.param(predicted(eagle3(24, 4)), id="eagle3"),
+        pytest.param(predicted(eagle3(24, 4)), id="eagle3", marks=pytest.mark.extended),
         pytest.param(predicted(tree(24, 4)), id="griffin", marks=pytest.mark.extended),
         pytest.param(predicted(of_method("dflash-tree", DFLASH, 24, 4)), id="dflash", marks=pytest.mark.extended),
     ],
@@ -117,16 +114,33 @@ def test_other_methods_with_predictions_do(
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 200
 
 
-@pytest.mark.parametrize("top_k", [1])
-def test_chains_do(engines: Engines, models: tuple[Path, Path], plain: Result, top_k: int) -> None:
-    result = engines(trees(models, nodes=LEVELS, top_k=top_k), keep_async=True)
+@pytest.mark.parametrize(
+    ("method", "least"),
+    [
+        ("draft-model-tree", 100),
+        pytest.param("slem", 50, marks=pytest.mark.extended),
+        pytest.param("tli", 50, marks=pytest.mark.extended),
+    ],
+)
+def test_chains_do(engines: Engines, models: tuple[Path, Path], plain: Result, method: str, least: int) -> None:
+    """The foreign methods have a drafter whose tokens are the target's, because no other knows what this one says."""
+    target, drafter = models
+    llm = trees(models, nodes=LEVELS, top_k=1) if method == "draft-model-tree" else foreign(method, drafter)
+    result = engines(llm | {"model": str(target)}, keep_async=True)
     assert differing(result, plain) == []
-    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > least
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("fault", ["states_stay_behind", "states_go_on_as_chains"])
-def test_a_deliberate_fault_in_a_chain_is_noticed(
-    engines: Engines, models: tuple[Path, Path], plain: Result, fault: str
-) -> None:
-    assert is_noticed(engines, plain, trees(models, nodes=LEVELS, top_k=1), fault)
+def test_drawn_drafts_do_where_they_are_greedy(engines: Engines, models: tuple[Path, Path], plain: Result) -> None:
+    """vLLM's own rule verifies them; with a temperature it may give other tokens of the same distribution."""
+    greedy = [index for index, one in enumerate(ROUND) if one["sampling"]["temperature"] == 0]
+    asked = [ROUND[index] for index in greedy]
+    result = engines(foreign("slrs", FOREIGN_BYTES) | {"model": str(models[0])}, rounds=[asked], keep_async=True)
+    assert differing(result, {"outputs": [plain["outputs"][index] for index in greedy]}) == []
+    assert result["counters"]["vllm:spec_decode_num_drafts"] > 20
+
+
+@pytest.mark.extended
+def test_a_deliberate_fault_in_a_chain_is_noticed(engines: Engines, models: tuple[Path, Path], plain: Result) -> None:
+    assert is_noticed(engines, plain, trees(models, nodes=LEVELS, top_k=1), "stay_behind")

@@ -130,9 +130,7 @@ def decoded(
 @pytest.mark.parametrize(
     "trees", [[BUSHY], [CHAIN, BUSHY, (0,), PADDED], [(0,), (0,)], [range(0)]], ids=["one", "four", "roots", "no rows"]
 )
-def test_nodes_get_what_their_paths_do(
-    rule: Rule, shape: str, dtype: torch.dtype, trees: list[Sequence[int]]
-) -> None:
+def test_nodes_get_what_their_paths_do(rule: Rule, shape: str, dtype: torch.dtype, trees: list[Sequence[int]]) -> None:
     torch.manual_seed(0)
     layer = make_layer(**SHAPES[shape], dtype=dtype)
     rows = make_rows(trees, nodes=max(map(len, trees)) + 1, taps=layer.taps)
@@ -147,11 +145,13 @@ def test_nodes_get_what_their_paths_do(
             expected, _, _ = decoded(mixed, a, b, layer, int(slots[request]), path)
             torch.testing.assert_close(out[path[-1]].double(), expected, **EXACT[dtype])
     assert out[rows.num_rows :].isnan().all()  # others' rows
-    assert torch.equal(layer.states, states) and torch.equal(layer.conv_states, inputs)
+    assert torch.equal(layer.states, states)
+    assert torch.equal(layer.conv_states, inputs)
     own = slice(rows.num_rows)
     assert torch.equal(kept.mixed[1, own], mixed[own])
     assert torch.equal(kept.gates[1, own], torch.cat((a, b), dim=1)[own])
-    assert kept.mixed[0].isnan().all() and kept.gates[0].isnan().all()
+    assert kept.mixed[0].isnan().all()
+    assert kept.gates[0].isnan().all()
 
 
 def tensors(layer: GatedDeltaLayer, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, KeptRows, Tensor]:

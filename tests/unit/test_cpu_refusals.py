@@ -18,6 +18,8 @@ def config(**changes: Any) -> SimpleNamespace:
             "enable_trace_replay": False,
             "return_sampling_mask": False,
             "is_hybrid": False,
+            "is_attention_free": False,
+            "architectures": ["LlamaForCausalLM"],
         },
         "parallel_config": {
             "prefill_context_parallel_size": 1,
@@ -25,6 +27,7 @@ def config(**changes: Any) -> SimpleNamespace:
             "enable_batch_sharded_sampling": None,
         },
         "speculative_config": {"method": "eagle", "enable_adaptive_verification": False},
+        "cache_config": {"mamba_cache_mode": "none"},
     }
     for values in parts.values():
         values.update((key, changes.pop(key)) for key in list(changes) if key in values)
@@ -45,7 +48,8 @@ def test_a_plain_configuration_is_served() -> None:
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size is 2, only 1 is allowed"),
         ({"enable_batch_sharded_sampling": True}, "enable_batch_sharded_sampling is True"),
         ({"enable_adaptive_verification": True}, "enable_adaptive_verification is True"),
-        ({"is_hybrid": True}, "hybrid of attention and Mamba layers"),
+        ({"is_hybrid": True}, "hybrid of attention and other layers than gated delta rules"),
+        ({"mamba_cache_mode": "align"}, "--no-enable-prefix-caching"),
         ({"watermark_config": "keyed"}, "watermark_config is 'keyed'"),
         ({"method": "ngram"}, "speculative method is 'ngram'"),
     ],
@@ -75,7 +79,9 @@ def on_a_cpu_that_packs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, tuple
 def drafting_trees(dtype: torch.dtype, head_size: int = 80, draft_head_size: int = 80) -> SimpleNamespace:
     made = config()
     # As vLLM 0.33 has it here, which takes pages of 128 tokens later on.
-    made.cache_config = SimpleNamespace(block_size=16, user_specified_block_size=False, cache_dtype="auto")
+    made.cache_config = SimpleNamespace(
+        block_size=16, user_specified_block_size=False, cache_dtype="auto", mamba_cache_mode="none"
+    )
     made.model_config.dtype = dtype
     made.model_config.get_head_size = lambda: head_size
     made.speculative_config.tree = "a shape"

@@ -30,6 +30,7 @@ def launch(**changes: Any) -> Launch:
     model = {
         "is_hybrid": False,
         "is_attention_free": False,
+        "architectures": ["LlamaForCausalLM"],
         "use_mla": False,
         "is_encoder_decoder": False,
         "runner_type": "generate",
@@ -90,6 +91,7 @@ IN_THE_TARGET: list[tuple[dict[str, Any], str]] = [
     ({"kv_cache_dtype": "fp8_per_token_head"}, "--kv-cache-dtype"),
     ({"is_moe": True, "data_parallel_size": 2}, "mixture-of-experts"),
 ]
+GATED_DELTA_RULE: dict[str, Any] = {"is_hybrid": True, "architectures": ["Qwen3NextForCausalLM"]}
 CONNECTOR: list[tuple[dict[str, Any], str]] = [({"ec_transfer_config": object()}, "--ec-transfer-config")]
 ON_ONE_AXIS: list[tuple[dict[str, Any], str]] = [({"uses_mrope": True}, "M-RoPE")]
 FOREIGN: list[tuple[dict[str, Any], str]] = [({"skip_tokenizer_init": True}, "--skip-tokenizer-init")]
@@ -121,6 +123,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "eagle-tree": IN_THE_TARGET,
     "moa": [
         *IN_THE_TARGET,
+        (GATED_DELTA_RULE, "gated delta rules"),
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
     ],
@@ -131,6 +134,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "swift": [
         *IN_THE_TARGET,
         *ON_ONE_AXIS,
+        (GATED_DELTA_RULE, "gated delta rules"),
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
         ({"enable_lora": True, "lora_target_modules": ["q_proj"]}, "--enable-lora"),
@@ -241,6 +245,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "kv_connector": {"kv_transfer_config": object()},
     "ec_connector": {"ec_transfer_config": object()},
     "recurrent": {"is_hybrid": True},
+    "gated_delta_rule": GATED_DELTA_RULE,
     "mla": {"use_mla": True},
     "multimodal": {"is_multimodal_model": True},
     "encoder_decoder": {"is_encoder_decoder": True},

@@ -44,6 +44,13 @@ OURS = {
     ("engine/standalone/captured_passes.py", "own", "prefix_lens"),
     ("engine/clients/drafts.py", "asked", "rows"),
     ("engine/clients/drafts.py", "asked", "tree"),
+    ("engine/verification/recurrent.py", "step", "trees"),
+    ("cpu_runner/gated_delta.py", "operation", "__signature__"),
+    # Views of states in the cache, which are there to be written.
+    ("engine/verification/recurrent.py", "own", "states"),
+    ("engine/verification/recurrent.py", "own", "conv_states"),
+    ("cpu_runner/gated_delta.py", "layer", "states"),
+    ("cpu_runner/gated_delta.py", "layer", "conv_states"),
     # Copies of our own.
     ("engine/drafting/loading.py", "own", "compilation_config"),
     ("engine/config.py", "own", "parallel_drafting"),
@@ -68,6 +75,7 @@ OURS = {
     ("engine/standalone/cache.py", "self.config.cache_config", "kv_cache_layout"),
     ("engine/standalone/drafter.py", "cache", "cache_dtype"),
     ("engine/standalone/drafter.py", "cache", "num_gpu_blocks_override"),
+    ("engine/standalone/drafter.py", "cache", "mamba_block_size"),
     ("engine/standalone/drafter.py", "compilation", "static_forward_context"),
     ("engine/standalone/drafter.py", "compilation", "static_all_moe_layers"),
     ("engine/standalone/drafter.py", "compilation", "traced_files"),

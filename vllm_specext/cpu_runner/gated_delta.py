@@ -74,7 +74,7 @@ def _core(original: Callable) -> Callable:
     how="replaced on a CPU by a body in torch",
     upstream="none known",
     until="vLLM computes these layers in float32 on a CPU",
-    signature="self mixed_qkv b a core_attn_out",
+    kind="set",
 )
 def _layer(original: Callable) -> Callable:
     def _forward_core(self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:

@@ -8,6 +8,7 @@ _RUNNER = "vllm.v1.worker.gpu"
 _ENCODER_CACHE = "vllm.distributed.ec_transfer.ec_connector.metrics"
 _CACHES = "vllm.v1.core.kv_cache_planning"
 _CACHES_BEFORE = "vllm.v1.core.kv_cache_utils"
+_GDN = "vllm.v1.attention.backends.gdn_attn"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _PROPOSE = (
     "self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states num_sampled num_rejected "
@@ -44,6 +45,14 @@ RELIED_ON: dict[str, str] = {
     f"{_RUNNER}.model_states.interface:ModelState.prepare_attn": (
         "self input_batch cudagraph_mode block_tables slot_mappings attn_groups kv_cache_config for_capture ubatch_idx"
     ),
+    f"{_RUNNER}.model_states.interface:ModelState.postprocess_state": (
+        "self idx_mapping num_sampled num_computed_tokens"
+    ),
+    f"{_GDN}:GDNAttentionBackend.get_builder_cls": "",
+    f"{_GDN}:GDNAttentionMetadataBuilder.build": (
+        "self common_prefix_len common_attn_metadata num_accepted_tokens num_decode_draft_tokens_cpu fast_build"
+    ),
+    f"{_GDN}:GDNAttentionMetadataBuilder.build_for_cudagraph_capture": "self common_attn_metadata",
     f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.propose": _PROPOSE,
     f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose": _PROPOSE,
     f"{_RUNNER}.spec_decode.eagle.speculator:EagleSpeculator.load_draft_model": (

@@ -122,20 +122,29 @@ def _wrap_hybrid_models(module: Any) -> None:
     "vllm.model_executor.models.config.MambaModelConfig.verify_and_update_config",
     name="prefix caching of hybrid targets",
     why=(
-        "vLLM caches prefixes by default, and takes the recurrent state where a block of tokens ends from those that it "
-        "keeps for each drafted token, which draft trees do without"
+        "vLLM caches prefixes by default, and takes the recurrent state where a block of tokens ends from those that "
+        "it keeps for each drafted token, which our verification does without"
     ),
     how="wrapped: for our methods prefix caching is off, and the log says so",
     upstream="none: vLLM keeps a state for each drafted token",
     until="our methods leave the states where blocks end",
     signature="vllm_config",
 )
+@replaces(
+    "vllm.config.cache.CacheConfig.enable_prefix_caching",
+    name="no prefixes of hybrid targets",
+    why="vLLM caches prefixes by default, and would find no states where blocks end",
+    how="set to false for our methods with a hybrid target, before vLLM decides how it keeps states",
+    upstream="none: vLLM keeps a state for each drafted token",
+    until="our methods leave the states where blocks end",
+    kind="set",
+)
 def _cache_no_prefixes(original: Callable) -> Callable:
     def verify_and_update_config(vllm_config: Any) -> None:
         from vllm_specext.engine.config import is_ours
 
         if is_ours(vllm_config.speculative_config) and vllm_config.cache_config.enable_prefix_caching:
-            logger.warning("prefix caching is off: draft trees for a hybrid target leave no states to cache")
+            logger.warning("prefix caching is off: drafts for a hybrid target leave no states to cache")
             vllm_config.cache_config.enable_prefix_caching = False
         original(vllm_config)
 

@@ -46,6 +46,7 @@ def standalone_config(vllm_config: VllmConfig) -> VllmConfig:
     cache = copy(vllm_config.cache_config)
     cache.cache_dtype = "auto"
     cache.num_gpu_blocks_override = None
+    cache.mamba_block_size = None
     compilation = copy(vllm_config.compilation_config)
     compilation.static_forward_context = {}
     compilation.static_all_moe_layers = []

@@ -16,8 +16,7 @@ from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
 from vllm_specext.engine.verification.attention import wrap_target_layers
 from vllm_specext.engine.verification.noted_requests import noting_requests
-from vllm_specext.engine.verification.recurrent import RecurrentLayers
-from vllm_specext.engine.verification.recurrent_trees import RecurrentTrees, with_recurrent_chains
+from vllm_specext.engine.verification.recurrent_trees import RecurrentTrees, verify_as_decoding, with_recurrent_chains
 from vllm_specext.engine.verification.sampler import TargetOnlyVerifier, TreeVerifier
 from vllm_specext.engine.verification.scoring import DrawnDraftVerifier, ScoringVerifier
 from vllm_specext.engine.verification.tree_states import TreeStates
@@ -30,7 +29,9 @@ def with_our_verification(base: Any, config: Any) -> type[ModelState]:
     base = noting_requests(base)
     if config.tree is not None:
         return _for_trees(base)
-    return _for_chains(with_recurrent_chains(base), DrawnDraftVerifier if config.options.samples_drafts else TargetOnlyVerifier)
+    return _for_chains(
+        with_recurrent_chains(base), DrawnDraftVerifier if config.options.samples_drafts else TargetOnlyVerifier
+    )
 
 
 @cache
@@ -49,13 +50,13 @@ def _for_trees(base: Any) -> type[ModelState]:
             super().__init__(*args)
             config = self.vllm_config.speculative_config
             recorded = records_passes(self.vllm_config)
-            states = RecurrentLayers.of(self.vllm_config, self.device)
-            recurrent = states and RecurrentTrees(states, self.max_num_reqs, config.tree.nodes + 1, self.device)
+            recurrent = RecurrentTrees.of(self.vllm_config, self.max_num_reqs, self.device)
+            self._has_states = recurrent is not None
             # vLLM's own graphs of chains would write a state for each row.
-            chains = config.options.short_are_chains and recurrent is None
+            chains = config.options.short_are_chains and not self._has_states
             chain_rows = 1 + config.tree.depth if chains else 0
-            slots = self.max_num_reqs, self.max_model_len
-            trees = TreeStates(config.tree, *slots, self.device, recorded, config.levels, chain_rows)
+            most = self.max_num_reqs, self.max_model_len
+            trees = TreeStates(config.tree, *most, self.device, recorded, config.levels, chain_rows)
             self.steps = TreeSteps(trees, recurrent)
             layers = get_layers_from_vllm_config(self.vllm_config, Attention)
             self._layers = {name: layer for name, layer in layers.items() if not layer.is_draft_layer}
@@ -90,6 +91,8 @@ def _for_trees(base: Any) -> type[ModelState]:
             **kwargs: Any,
         ) -> dict[str, Any]:
             trees = self.steps.trees
+            if self._has_states:
+                verify_as_decoding(input_batch)
             if for_capture:
                 layout = trees.for_capture(input_batch, self.max_model_len)
             else:

@@ -1,14 +1,14 @@
 """Drafts in the target's layers with a recurrent state: Qwen3-Next and Qwen3.5 (`kernels.gated_delta`).
 
-The instances are wrapped, not the class: a step's metadata names the rows of drafts, which run our kernel, and vLLM's own
-method gets all others. The rows' inputs are kept until the walk has found the accepted paths, along which the states then
-go on. So each request has one state between steps, as in plain decoding, and vLLM is told to keep no more.
+The instances are wrapped, not the class: a step's metadata names the rows of drafts, which run our kernel, and vLLM's
+own method gets all others. The rows' inputs are kept until the accepted paths are known, along which the states then go
+on. So each request has one state between steps, as in plain decoding, and vLLM is told to keep no more.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig
@@ -45,14 +45,24 @@ class RecurrentLayers:
         )
         self._layers = {name: _Layer(module, self._kept, place) for place, (name, module) in enumerate(modules.items())}
 
-    def attach(self, metadata: dict[str, Any], rows: GatedDeltaRows) -> None:
-        """Have the layers with this ``metadata`` of a step know the first ``rows`` for drafts."""
+    def attach(self, metadata: dict[str, Any], rows: GatedDeltaRows, new: np.ndarray) -> None:
+        """Have the layers with this ``metadata`` of a step know the first ``rows`` for drafts. ``new``: places of those
+        of their requests that have no state yet."""
         requests = len(rows.starts) - 1
         for name in self._layers:
             step = metadata[name]
             if not isinstance(step, OneStateMetadata) or step.drafted != requests:
                 raise RuntimeError(f"the step's metadata of layer {name!r} does not know of its {requests} drafts")
             step.trees = rows
+        if len(new):
+            self._clear(metadata, torch.from_numpy(new).to(rows.starts.device, non_blocking=True))
+
+    def _clear(self, metadata: dict[str, Any], new: Tensor) -> None:
+        """vLLM schedules drafts to come even for a request whose prompt is one token, and a prompt's states begin with
+        zeros."""
+        for name, layer in self._layers.items():
+            slots, own = metadata[name].slots[new].long(), layer.now()
+            own.states[slots], own.conv_states[slots] = 0, 0
 
     def advance(self, metadata: dict[str, Any], paths: Tensor, counts: Tensor) -> None:
         """Have the states go on along ``paths`` ``[V, L]`` int64 of rows, of which the first ``counts`` ``[V]`` were
@@ -75,7 +85,6 @@ class _Layer:
     def __init__(self, module: Any, kept: KeptRows, place: int) -> None:
         self.module, self._kept, self._place = module, kept, place
         self._last: tuple[Any, GatedDeltaLayer] | None = None
-        _keep_one_state(module)
         _wrap(module, self)
 
     def now(self) -> GatedDeltaLayer:
@@ -86,48 +95,39 @@ class _Layer:
 
     def verify(self, step: OneStateMetadata, mixed: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
         """Write what the rows of the trees of ``step`` get to ``out``, and keep what they were."""
-        assert step.trees is not None and step.slots is not None
+        assert step.trees is not None
+        assert step.slots is not None
         slots = step.slots[: step.drafted]
         attend(mixed, a, b, self.now(), step.trees, slots, self._kept, self._place, out)
 
 
 @replaces(
     "vllm.model_executor.layers.mamba.gdn.base.GatedDeltaNetAttention.num_spec",
-    name="recurrent states of drafts",
-    why="vLLM keeps a state for each row that it verifies, megabytes each, and room for the inputs of all",
-    how="set on the target's instances: none is kept for drafts, and the metadata is built as if there were none",
+    name="recurrent layers",
+    why=(
+        "vLLM's kernels verify chains alone; they keep a state for each row, megabytes each, and room for the inputs "
+        "of all"
+    ),
+    how=(
+        "set on the target's instances: rows of drafts run our kernel, all others vLLM's method; no state is kept for "
+        "drafts, and the metadata is built as if there were none"
+    ),
     upstream="vllm#42910 verifies trees of hybrid targets with a state for each node",
-    until="vLLM verifies drafts of hybrid targets from one state",
+    until="vLLM verifies trees whose shape differs by request",
     kind="set",
     also=(
         "vllm.model_executor.layers.mamba.abstract.MambaBase.get_kv_cache_spec",
         "vllm.model_executor.layers.mamba.abstract.MambaBase.get_attn_backend",
         "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn.QwenGatedDeltaNetAttention.enable_fused_gdn_spec_decode",
+        "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn.QwenGatedDeltaNetAttention._forward_core",
     ),
 )
-def _keep_one_state(module: Any) -> None:
-    stock: Callable[[Any], Any] = module.get_kv_cache_spec
+def _wrap(module: Any, layer: _Layer) -> None:
+    """Have vLLM's ``module`` verify drafts as ``layer`` does."""
+    spec, stock = module.get_kv_cache_spec, module._forward_core
 
     def get_kv_cache_spec(vllm_config: Any) -> Any:
-        return replace(stock(vllm_config), num_speculative_blocks=0)
-
-    module.num_spec = 0
-    module.enable_fused_gdn_spec_decode = False
-    module.get_kv_cache_spec = get_kv_cache_spec
-    module.get_attn_backend = lambda: OneStateBackend
-
-
-@replaces(
-    "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn.QwenGatedDeltaNetAttention._forward_core",
-    name="recurrent layers",
-    why="vLLM's kernels verify chains alone, and write a state for each row",
-    how="wrapped on the target's instances: rows of trees run our kernel, all others vLLM's method",
-    upstream="vllm#42910 verifies trees of hybrid targets with a state for each node",
-    until="vLLM verifies trees whose shape differs by request",
-    signature="self mixed_qkv b a core_attn_out",
-)
-def _wrap(module: Any, layer: _Layer) -> None:
-    stock = module._forward_core
+        return replace(spec(vllm_config), num_speculative_blocks=0)
 
     def _forward_core(mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
         steps = get_forward_context().attn_metadata
@@ -142,4 +142,8 @@ def _wrap(module: Any, layer: _Layer) -> None:
             stock(mixed_qkv=mixed_qkv[rows], b=b[rows], a=a[rows], core_attn_out=core_attn_out[rows])
             steps[module.prefix] = step
 
+    module.num_spec = 0
+    module.enable_fused_gdn_spec_decode = False
+    module.get_kv_cache_spec = get_kv_cache_spec
+    module.get_attn_backend = lambda: OneStateBackend
     module._forward_core = _forward_core

@@ -6,28 +6,59 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
+from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.verification.layout import AcceptedPaths, TreeLayout
 from vllm_specext.engine.verification.recurrent import RecurrentLayers
 from vllm_specext.kernels.gated_delta import GatedDeltaRows, rows_before
 from vllm_specext.tree.topology import Topology
 
 
+@replaces(
+    "vllm.v1.worker.gpu.input_batch.InputBatch.prefill_runs_as_decode_np",
+    name="drafts of prompts of one token",
+    why="vLLM takes drafts that are scheduled with such a prompt for a part of it, whose states could not be undone",
+    how="set for all requests that have drafts: a prompt's last token is verified with them, as a tree's root",
+    upstream="none known",
+    until="vLLM schedules no drafts with a prompt's first token",
+    kind="set",
+)
+def verify_as_decoding(batch: InputBatch) -> None:
+    """Have vLLM's metadata of ``batch`` take all requests with drafts for such that decode."""
+    if (drafted := batch.num_draft_tokens_per_req) is not None and (drafted > 0).any():
+        others = batch.prefill_runs_as_decode_np
+        batch.prefill_runs_as_decode_np = drafted > 0 if others is None else others | (drafted > 0)
+
+
+def without_state(batch: InputBatch, requests: int) -> np.ndarray:
+    """Places of those of the first ``requests`` that have computed nothing yet."""
+    return np.flatnonzero(batch.num_computed_tokens_np[:requests] == 0)
+
+
 class RecurrentTrees:
     """Trees of up to ``nodes`` nodes, root included, of up to ``requests`` requests."""
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig, requests: int, device: torch.device) -> "RecurrentTrees | None":
+        """``None`` for a target that has no such layers."""
+        layers = RecurrentLayers.of(vllm_config, device)
+        nodes = vllm_config.speculative_config.tree.nodes + 1
+        return None if layers is None else cls(layers, requests, nodes, device)
 
     def __init__(self, layers: RecurrentLayers, requests: int, nodes: int, device: torch.device) -> None:
         self.layers = layers
         # A captured graph reads them.
         self._before = torch.zeros(requests, nodes, layers.taps - 1, dtype=torch.int32, device=device)
 
-    def begin(self, metadata: dict[str, Any], layout: TreeLayout) -> None:
-        """Have a step with this ``metadata`` see the trees of ``layout``."""
+    def begin(self, batch: InputBatch, metadata: dict[str, Any], layout: TreeLayout) -> None:
+        """Have the step over ``batch``, with this ``metadata``, see the trees of ``layout``."""
         before = self._before[: layout.requests, : layout.query]
         before.copy_(rows_before(layout.visible, self.layers.taps))
         rows = GatedDeltaRows(layout.starts, layout.visible, before, layout.rows, self.layers.levels)
-        self.layers.attach(metadata, rows)
+        captured = layout.chain_positions is None
+        self.layers.attach(metadata, rows, without_state(batch, 0 if captured else layout.requests))
 
     def accept(self, metadata: dict[str, Any], paths: AcceptedPaths, counts: Tensor) -> None:
         """The first ``counts`` ``[V]`` nodes of the ``paths`` were accepted."""
@@ -60,7 +91,7 @@ class RecurrentChains:
             int(batch.query_start_loc_np[requests]),
             self.layers.levels,
         )
-        self.layers.attach(metadata, rows)
+        self.layers.attach(metadata, rows, without_state(batch, 0 if for_capture else requests))
         self._begun = metadata, rows
 
     def accept(self, num_sampled: Tensor) -> None:
@@ -82,11 +113,13 @@ def with_recurrent_chains(base: Any) -> Any:
             super().__init__(*args)
             layers = RecurrentLayers.of(self.vllm_config, self.device)
             nodes = self.vllm_config.speculative_config.levels + 1
-            self._chains = layers and RecurrentChains(layers, self.max_num_reqs, nodes, self.device)
+            self._chains = None if layers is None else RecurrentChains(layers, self.max_num_reqs, nodes, self.device)
 
         def prepare_attn(
             self, input_batch: InputBatch, *args: Any, for_capture: bool = False, **kwargs: Any
         ) -> dict[str, Any]:
+            if self._chains is not None:
+                verify_as_decoding(input_batch)
             metadata: dict[str, Any] = super().prepare_attn(input_batch, *args, for_capture=for_capture, **kwargs)
             if self._chains is not None:
                 self._chains.begin(metadata, input_batch, for_capture)

@@ -74,7 +74,7 @@ class TreeSteps:
         if layout is not None:
             layout.attach(metadata, self._layer_names)
             if self._recurrent is not None:
-                self._recurrent.begin(metadata, layout)
+                self._recurrent.begin(batch, metadata, layout)
             self._begun.put(batch, Begun(layout, slot_mappings, metadata))
 
     def place_on_axes(self, batch: InputBatch, positions: Tensor) -> None:

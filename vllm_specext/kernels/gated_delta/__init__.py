@@ -50,8 +50,8 @@ def advance(
     ``[R]`` count. ``kept`` is what ``attend`` was given for each, and ``slots``, for each layer ``[R]`` int32, too.
     The layers are alike in their shapes, strides and data types."""
     if path.is_cuda and HAS_TRITON:
-        from vllm_specext.kernels.gated_delta import kernel
+        from vllm_specext.kernels.gated_delta import path_kernels
 
-        kernel.advance(layers, kept, slots, path, counts)
+        path_kernels.advance(layers, kept, slots, path, counts)
     else:
         naive.advance(layers, kept, slots, path, counts)

@@ -1,17 +1,13 @@
-"""The gated delta rule in Triton: two launches for the trees of a layer, and two for the accepted paths in all layers.
+"""The gated delta rule over draft trees in Triton, two launches for a layer.
 
-The first convolves rows. A program of the second has all rows of a request, one value head, and a block of its values. Of the triangular system it
-knows that a path has few nodes: what the right side lacks reaches one level more with each product by the system's
-matrix, so that as many products as a path has levels solve it, each on tensor cores. The solution of a level does not
-change any more, so that rounding is that of solving row after row.
-
-A program of the third goes along a path as plain decoding does, with its part of the state in registers.
+The first convolves rows. A program of the second has all rows of a request, one value head, and a block of its values.
+Of the triangular system it knows that a path has few nodes: what the right side lacks reaches one level more with each
+product by the system's matrix, so that as many products as a path has levels solve it, each on tensor cores. The
+solution of a level does not change any more, so that rounding is that of solving row after row.
 """
 # Triton's compile-time arguments are upper case, and of the other arguments it wants no annotations.
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs
-
-from collections.abc import Sequence
 
 import torch
 import triton
@@ -19,21 +15,18 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_specext.kernels.gated_delta.layer import GatedDeltaLayer, GatedDeltaRows, KeptRows
-from vllm_specext.kernels.pointers import Addresses
 
 EPSILON = tl.constexpr(1e-6)
 FEW_NODES = 32
 """Up to so many nodes a program has more values of a head, without spilling registers."""
-BLOCK_V, BLOCK_V_OF_MANY, BLOCK_V_OF_PATHS = 64, 32, 16
-"""Values of a head that one program has: of few nodes, of many, and of paths."""
+BLOCK_V, BLOCK_V_OF_MANY = 64, 32
+"""Values of a head that one program has: of few nodes, and of many."""
 BLOCK_C = 512
 """Channels of the convolution that one program has."""
-ENTRIES = tl.constexpr(6)
-"""Addresses that the table has for a layer: last inputs, states, weights, decay, bias, slots."""
 
 
 @triton.jit
-def _gates(a, b, decay_ptr, bias_ptr, head):
+def gating(a, b, decay_ptr, bias_ptr, head):
     """Logarithms of the decay, and betas, of the rows' gates ``a`` and ``b``."""
     shifted = a.to(tl.float32) + tl.load(bias_ptr + head).to(tl.float32)
     # As torch's softplus does, above 20 it is what it is of.
@@ -88,32 +81,35 @@ def _halves(numbers):
 
 @triton.jit
 def _product(rows, state, PRECISION: tl.constexpr):
-    """``rows @ state`` with a state in float32. Rows in bfloat16 are exact on tensor cores, and the state in two of them
-    has 128 times the bits that the result is rounded to."""
+    """``rows @ state`` with a state in float32. Rows in bfloat16 are exact on tensor cores, and the state in two such
+    numbers has twice the bits that the result is rounded to."""
     if rows.dtype == tl.bfloat16:
         high, low = _halves(state)
-        return tl.dot(rows, high) + tl.dot(rows, low)
+        product = tl.dot(rows, high) + tl.dot(rows, low)
     else:
-        return tl.dot(rows.to(tl.float32), state, input_precision=PRECISION)
+        product = tl.dot(rows.to(tl.float32), state, input_precision=PRECISION)
+    return product
 
 
 @triton.jit
 def _mixture(weights, rows, LIKE: tl.constexpr, PRECISION: tl.constexpr):
     """``weights @ rows``, both float32, as exact as ``_product`` with rows of the type ``LIKE``."""
-    if LIKE == tl.bfloat16:
+    if LIKE == tl.bfloat16:  # noqa: SIM300 - a compile-time argument
         high, low = _halves(weights)
         more, less = _halves(rows)
-        return tl.dot(high, more) + (tl.dot(high, less) + tl.dot(low, more))
+        product = tl.dot(high, more) + (tl.dot(high, less) + tl.dot(low, more))
     else:
-        return tl.dot(weights, rows, input_precision=PRECISION)
+        product = tl.dot(weights, rows, input_precision=PRECISION)
+    return product
 
 
 @triton.jit
 def _likeness(rows, others, PRECISION: tl.constexpr):
     if rows.dtype == tl.bfloat16:
-        return tl.dot(rows, tl.trans(others))
+        product = tl.dot(rows, tl.trans(others))
     else:
-        return tl.dot(rows.to(tl.float32), tl.trans(others.to(tl.float32)), input_precision=PRECISION)
+        product = tl.dot(rows.to(tl.float32), tl.trans(others.to(tl.float32)), input_precision=PRECISION)
+    return product
 
 
 @triton.jit
@@ -147,7 +143,7 @@ def _attend_kernel(
     gates_ptr += (first + node) * stride_gates + head
     a = tl.load(gates_ptr, mask=own, other=0)
     b = tl.load(gates_ptr + VALUE_HEADS, mask=own, other=0)
-    decay, beta = _gates(a, b, decay_ptr, bias_ptr, head)
+    decay, beta = gating(a, b, decay_ptr, bias_ptr, head)
 
     word = tl.load(
         visible_ptr + request * stride_visible + node[:, None] * WORDS + (node // 32)[None, :],
@@ -177,116 +173,12 @@ def _attend_kernel(
     for _ in range(levels):
         updates = right - _mixture(system, updates, keys.dtype, PRECISION)
     query = tl.load(rows_ptr + (key_head * KEYS + key)[None, :], mask=of_keys, other=0)
-    scaled = _over_length(query) * (KEYS ** -0.5)
+    scaled = _over_length(query) * (KEYS**-0.5)
     scores = _likeness(query, keys, PRECISION) * kept * scaled[:, None] * shorter[None, :]
     results = (since * scaled)[:, None] * _product(query, state, PRECISION)
     results += _mixture(scores, updates, keys.dtype, PRECISION)
     out_ptr += (first + node)[:, None] * stride_out + head * stride_out_head + value[None, :]
     tl.store(out_ptr, results.to(out_ptr.dtype.element_ty), mask=own[:, None] & real_value[None, :])
-
-
-@triton.jit
-def _input(mixed_ptr, stride_row, conv_ptr, stride_channel, stride_place, path_ptr, place, channel, real, TAPS: tl.constexpr):
-    """Inputs ``[channels]`` of the convolution at ``place`` of a path; before it where that is negative."""
-    if place >= 0:
-        row = tl.load(path_ptr + place)
-        inputs = tl.load(mixed_ptr + row * stride_row + channel, mask=real, other=0).to(tl.float32)
-    else:
-        earlier = conv_ptr + channel * stride_channel + (TAPS - 1 + place) * stride_place
-        inputs = tl.load(earlier, mask=real, other=0).to(tl.float32)
-    return inputs
-
-
-@triton.jit
-def _convolved_at(
-    mixed_ptr, stride_row, conv_ptr, stride_channel, stride_place, weight_ptr, stride_weight, path_ptr, place, channel,
-    real, TAPS: tl.constexpr,
-):  # fmt: skip
-    total = tl.zeros([channel.shape[0]], tl.float32)
-    for tap in tl.static_range(TAPS):
-        weight = tl.load(weight_ptr + channel * stride_weight + tap, mask=real, other=0).to(tl.float32)
-        total += weight * _input(
-            mixed_ptr, stride_row, conv_ptr, stride_channel, stride_place, path_ptr, place - (TAPS - 1 - tap), channel,
-            real, TAPS,
-        )  # fmt: skip
-    return (total * tl.sigmoid(total)).to(mixed_ptr.dtype.element_ty).to(tl.float32)
-
-
-@triton.jit
-def _follow_kernel(
-    table_ptr, mixed_ptr, stride_layer, stride_row, gates_ptr, stride_gates_layer, stride_gates,
-    conv_like_ptr, stride_conv, stride_channel, stride_place,
-    state_like_ptr, stride_state, stride_head, stride_key, stride_value,
-    weight_like_ptr, stride_weight, decay_like_ptr, bias_like_ptr, slot_like_ptr,
-    path_ptr, stride_path, count_ptr, layers,
-    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, TAPS: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    """Grid ``(blocks of values, VALUE_HEADS, requests * layers)``. Of what ends in ``like_ptr`` only the type is
-    read."""
-    block, head = tl.program_id(0), tl.program_id(1)
-    layer, request = tl.program_id(2) % layers, tl.program_id(2) // layers
-    entry = table_ptr + layer * ENTRIES
-    conv_ptr = tl.load(entry).to(conv_like_ptr.dtype)
-    state_ptr = tl.load(entry + 1).to(state_like_ptr.dtype)
-    weight_ptr = tl.load(entry + 2).to(weight_like_ptr.dtype)
-    decay_ptr = tl.load(entry + 3).to(decay_like_ptr.dtype)
-    bias_ptr = tl.load(entry + 4).to(bias_like_ptr.dtype)
-    slot = tl.load(tl.load(entry + 5).to(slot_like_ptr.dtype) + request).to(tl.int64)
-    conv_ptr += slot * stride_conv
-    mixed_ptr += layer.to(tl.int64) * stride_layer
-    gates_ptr += layer.to(tl.int64) * stride_gates_layer
-    path_ptr += request * stride_path
-    key, value = tl.arange(0, BLOCK_K), block * BLOCK_V + tl.arange(0, BLOCK_V)
-    real_key, real_value = key < KEYS, value < VALUES
-    key_channel = (KEY_HEADS + head // (VALUE_HEADS // KEY_HEADS)) * KEYS + key
-    value_channel = 2 * KEY_HEADS * KEYS + head * VALUES + value
-    places = state_ptr + slot * stride_state + head * stride_head
-    places += key[:, None] * stride_key + value[None, :] * stride_value
-    real = real_key[:, None] & real_value[None, :]
-    state = tl.load(places, mask=real, other=0).to(tl.float32)
-    for place in range(tl.load(count_ptr + request)):
-        keys = _convolved_at(
-            mixed_ptr, stride_row, conv_ptr, stride_channel, stride_place, weight_ptr, stride_weight, path_ptr, place,
-            key_channel, real_key, TAPS,
-        )  # fmt: skip
-        values = _convolved_at(
-            mixed_ptr, stride_row, conv_ptr, stride_channel, stride_place, weight_ptr, stride_weight, path_ptr, place,
-            value_channel, real_value, TAPS,
-        )  # fmt: skip
-        keys = keys * tl.rsqrt(tl.sum(keys * keys, 0) + EPSILON)
-        gates = gates_ptr + tl.load(path_ptr + place) * stride_gates + head
-        decay, beta = _gates(tl.load(gates), tl.load(gates + VALUE_HEADS), decay_ptr, bias_ptr, head)
-        state *= tl.exp(decay)
-        updates = beta * (values - tl.sum(state * keys[:, None], 0))
-        state += keys[:, None] * updates[None, :]
-    tl.store(places, state.to(state_like_ptr.dtype.element_ty), mask=real)
-
-
-@triton.jit
-def _shift_kernel(
-    table_ptr, mixed_ptr, stride_layer, stride_row, conv_like_ptr, stride_conv, stride_channel, stride_place,
-    slot_like_ptr, path_ptr, stride_path, count_ptr, layers,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Grid ``(blocks of channels, requests * layers)``: the last inputs of the convolution become those of the path.
-    What is read lies after all that was written, by the same thread."""
-    layer, request = tl.program_id(1) % layers, tl.program_id(1) // layers
-    entry = table_ptr + layer * ENTRIES
-    slot = tl.load(tl.load(entry + 5).to(slot_like_ptr.dtype) + request).to(tl.int64)
-    conv_ptr = tl.load(entry).to(conv_like_ptr.dtype) + slot * stride_conv
-    mixed_ptr += layer.to(tl.int64) * stride_layer
-    path_ptr += request * stride_path
-    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    real = channel < CHANNELS
-    count = tl.load(count_ptr + request)
-    for kept in tl.static_range(TAPS - 1):
-        inputs = _input(
-            mixed_ptr, stride_row, conv_ptr, stride_channel, stride_place, path_ptr, count + kept - (TAPS - 1), channel,
-            real, TAPS,
-        )  # fmt: skip
-        places = conv_ptr + channel * stride_channel + kept * stride_place
-        tl.store(places, inputs.to(conv_like_ptr.dtype.element_ty), mask=real)
 
 
 def attend(
@@ -303,7 +195,7 @@ def attend(
     requests, nodes, words = rows.visible.shape
     keys, values = layer.states.shape[2:]
     block_n = max(16, triton.next_power_of_2(nodes))
-    block_k, block_v = _blocks(layer, BLOCK_V if nodes <= FEW_NODES else BLOCK_V_OF_MANY)
+    block_k, block_v = blocks(layer, BLOCK_V if nodes <= FEW_NODES else BLOCK_V_OF_MANY)
     channels, heads = layer.conv_weight.shape[0], layer.value_heads
     convolved = torch.empty(len(mixed), channels, dtype=mixed.dtype, device=mixed.device)
     own, gates = kept.mixed[place], kept.gates[place]
@@ -326,54 +218,7 @@ def attend(
     )  # fmt: skip
 
 
-def advance(
-    layers: Sequence[GatedDeltaLayer], kept: KeptRows, slots: Sequence[Tensor], path: Tensor, counts: Tensor
-) -> None:
-    first, requests = layers[0], len(path)
-    table = _table(layers, slots)
-    keys, values = first.states.shape[2:]
-    block_k, block_v = _blocks(first, BLOCK_V_OF_PATHS)
-    conv = first.conv_states, *first.conv_states.stride()
-    mixed = kept.mixed, *kept.mixed.stride()[:2]
-    _follow_kernel[triton.cdiv(values, block_v), first.value_heads, requests * len(layers)](
-        table, *mixed, kept.gates, *kept.gates.stride()[:2], *conv, first.states, *first.states.stride(),
-        first.conv_weight, first.conv_weight.stride(0), first.decay, first.step_bias, slots[0],
-        path, path.stride(0), counts, len(layers),
-        KEY_HEADS=first.key_heads, VALUE_HEADS=first.value_heads, KEYS=keys, VALUES=values, TAPS=first.taps,
-        BLOCK_K=block_k, BLOCK_V=block_v, num_warps=4,
-    )  # fmt: skip
-    channels = kept.mixed.shape[2]
-    _shift_kernel[triton.cdiv(channels, BLOCK_C), requests * len(layers)](
-        table, *mixed, *conv, slots[0], path, path.stride(0), counts, len(layers),
-        CHANNELS=channels, TAPS=first.taps, BLOCK_C=BLOCK_C,
-    )  # fmt: skip
-
-
-def _blocks(layer: GatedDeltaLayer, most: int) -> tuple[int, int]:
+def blocks(layer: GatedDeltaLayer, most: int) -> tuple[int, int]:
     """Keys of one head, and the values that one program has, at ``most`` so many; products need sixteen of each."""
     keys, values = layer.states.shape[2:]
     return max(16, triton.next_power_of_2(keys)), max(16, min(most, triton.next_power_of_2(values)))
-
-
-_TABLES: dict[tuple[int, ...], Addresses] = {}
-
-
-def _table(layers: Sequence[GatedDeltaLayer], slots: Sequence[Tensor]) -> Tensor:
-    """``[L * ENTRIES]`` int64: where the kernels find what each layer has. Raises ``ValueError`` for layers that are
-    not alike."""
-    found = Addresses(tensor for layer, own in zip(layers, slots, strict=True) for tensor in (*_tensors(layer), own))
-    if found.key not in _TABLES:
-        if len({_shapes(layer) for layer in layers}) > 1:
-            raise ValueError("layers with a gated delta rule differ in shapes, strides or data types")
-        # The caches may have moved, and then the table before is of no use.
-        _TABLES.clear()
-        _TABLES[found.key] = found
-    return _TABLES[found.key].table
-
-
-def _tensors(layer: GatedDeltaLayer) -> tuple[Tensor, ...]:
-    return layer.conv_states, layer.states, layer.conv_weight, layer.decay, layer.step_bias
-
-
-def _shapes(layer: GatedDeltaLayer) -> tuple[object, ...]:
-    return tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in _tensors(layer))

@@ -1,9 +1,9 @@
 """The gated delta rule in torch, over draft trees and along accepted paths.
 
-Along a path, a head's state is ``S_i = e^{g_i} S_{i-1} + k_i u_i^T`` with ``u_i = beta_i (v_i - e^{g_i} S_{i-1}^T k_i)``,
-and row ``i`` gets ``S_i^T q_i``. No state of a node is needed for this: ``S_{i-1}`` is the state before the root, which
-decayed, and the ``u_j`` of the ancestors. That makes one triangular system for all nodes of a tree, in which the mask of
-ancestors stands where a chain has the lower triangle. Computed in float32.
+Along a path, a head's state is ``S_i = e^{g_i} S_{i-1} + k_i u_i^T`` with ``u_i = beta_i (v_i - e^{g_i} S_{i-1}^T
+k_i)``, and row ``i`` gets ``S_i^T q_i``. No state of a node is needed for this: ``S_{i-1}`` is the state before the
+root, which decayed, and the ``u_j`` of the ancestors. That makes one triangular system for all nodes of a tree, in
+which the mask of ancestors stands where a chain has the lower triangle. Computed in float32.
 """
 
 from collections.abc import Sequence
@@ -50,9 +50,7 @@ def advance(
         follow(mixed, gates, layer, own, path, counts)
 
 
-def follow(
-    mixed: Tensor, gates: Tensor, layer: GatedDeltaLayer, slots: Tensor, path: Tensor, counts: Tensor
-) -> Tensor:
+def follow(mixed: Tensor, gates: Tensor, layer: GatedDeltaLayer, slots: Tensor, path: Tensor, counts: Tensor) -> Tensor:
     """Have the states of one layer go on, and return what the rows of the paths get, ``[R, L, Hv, V]``, of which the
     first ``counts`` count. ``mixed`` ``[T, C]`` and ``gates`` ``[T, 2 Hv]``; the others as for ``advance``."""
     slots = slots.long()

@@ -122,6 +122,7 @@ def _described(config: dict[str, Any]) -> SimpleNamespace:
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     return SimpleNamespace(
         is_hybrid=bool(kinds & RECURRENT),
+        architectures=None,  # their recurrent layers are nothing that drafters are trained over
         is_attention_free=str(config.get("model_type")).startswith(("mamba", "rwkv")),
         use_mla="kv_lora_rank" in config,
         is_multimodal_model="vision_config" in config or "audio_config" in config,
