@@ -17,13 +17,7 @@ from vllm.forward_context import get_forward_context
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.gated_delta_layers import layer_of, recurrent_layers
 from vllm_specext.engine.verification.recurrent_metadata import OneStateBackend, OneStateMetadata
-from vllm_specext.kernels.gated_delta import (
-    GatedDeltaLayer,
-    GatedDeltaRows,
-    KeptRows,
-    advance,
-    attend,
-)
+from vllm_specext.kernels.gated_delta import GatedDeltaLayer, GatedDeltaRows, KeptRows, advance, attend
 
 
 class RecurrentLayers:
@@ -48,7 +42,9 @@ class RecurrentLayers:
     def attach(self, metadata: dict[str, Any], rows: GatedDeltaRows, new: np.ndarray) -> None:
         """Have the layers with this ``metadata`` of a step know the first ``rows`` for drafts. ``new``: places of those
         of their requests that have no state yet."""
-        requests = len(rows.starts) - 1
+        requests, most = len(rows.starts) - 1, self._kept.mixed.shape[1]
+        if rows.num_rows > most:
+            raise RuntimeError(f"drafts of a step have {rows.num_rows} rows, of which {most} can be kept")
         for name in self._layers:
             step = metadata[name]
             if not isinstance(step, OneStateMetadata) or step.drafted != requests:

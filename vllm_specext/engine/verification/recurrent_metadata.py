@@ -67,7 +67,12 @@ class OneStateBuilder(GDNAttentionMetadataBuilder):
         slots = self._slots[: step.num_reqs]
         slots.copy_(step.block_table_tensor[: step.num_reqs, 0])
         return OneStateMetadata(
-            *(0 for _ in range(6)),
+            num_prefills=0,
+            num_prefill_tokens=0,
+            num_decodes=0,
+            num_decode_tokens=0,
+            num_spec_decodes=0,
+            num_spec_decode_tokens=0,
             num_actual_tokens=total,
             drafted=drafted,
             slots=slots,
