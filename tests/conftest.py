@@ -41,6 +41,7 @@ PROCESSOR_SECONDS = {
     "tests/engine/test_foreign.py": 190,
     "tests/engine/test_given.py": 60,
     "tests/engine/test_greedy.py": 50,
+    "tests/engine/test_hybrid.py": 120,
     "tests/engine/test_lora.py": 30,
     "tests/engine/test_lossless.py": 60,
     "tests/engine/test_moa.py": 90,
