@@ -3,10 +3,17 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from vllm.platforms import current_platform
 
 from tests.engine.workload import TARGET, copy_tokenizer
+
+needs_float8_caches = pytest.mark.skipif(
+    current_platform.is_cpu() and not torch.cpu._is_avx512_supported(),
+    reason="vLLM has float8 caches on CPUs with AVX-512 alone",
+)
 
 
 def with_scales(folder: Path) -> Path:

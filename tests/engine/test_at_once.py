@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.engine.conftest import TIGHT_FOR_TREES, Result, any_sizes, of_method
+from tests.engine.float8 import needs_float8_caches
 from tests.engine.p_eagle import p_eagle
 from tests.engine.pard import pard
 from tests.engine.test_lossless import differing, is_noticed
@@ -125,6 +126,7 @@ def test_a_target_with_windows_and_sinks_does(engines: Engines, drafter: Drafter
 
 
 @extended
+@needs_float8_caches
 def test_keys_and_values_in_float8_do(engines: Engines, drafter: Drafter) -> None:
     cache = {"kv_cache_dtype": "fp8"}
     result = engines(trees(drafter) | cache, keep_async=True)

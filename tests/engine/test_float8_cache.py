@@ -8,7 +8,7 @@ import pytest
 from vllm.platforms import current_platform
 
 from tests.engine.conftest import CHAIN, ROUND, TIGHT_FOR_TREES, Result, eagle3, of_method, tree
-from tests.engine.float8 import with_scales
+from tests.engine.float8 import needs_float8_caches, with_scales
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
@@ -24,9 +24,12 @@ extended = pytest.mark.extended
 FLOAT8: dict[str, Any] = {"kv_cache_dtype": "fp8"}
 TREE = tree(24, 4)
 
-pytestmark = pytest.mark.skipif(
-    not current_platform.is_cpu(), reason="GPUs' backends round the weights of attention to float8, too"
-)
+pytestmark = [
+    needs_float8_caches,
+    pytest.mark.skipif(
+        not current_platform.is_cpu(), reason="GPUs' backends round the weights of attention to float8, too"
+    ),
+]
 
 
 def accepted(result: Result) -> float:
