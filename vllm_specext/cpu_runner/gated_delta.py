@@ -1,6 +1,7 @@
 """Hybrid targets on a CPU: layers with a gated delta rule in float32, and what V2 launches for them.
 
-vLLM's own operation for these layers takes bfloat16 alone, and keeps taking it.
+vLLM's own operation for these layers takes bfloat16 alone, and keeps taking it where none of our methods verifies
+drafts.
 """
 
 # ruff: noqa: N803 - a launch passes these arguments by the names of the kernel.
@@ -48,7 +49,7 @@ def zero_kv_blocks(
     "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention.cpu_gdn_attention_core",
     name="gated delta rule on a CPU",
     why="vLLM's operation takes bfloat16 alone, and no layer's own method lies between it and the model",
-    how="wrapped: in bfloat16 the original runs, otherwise the layer's method, which V2's verification may replace",
+    how="wrapped: in bfloat16 the original runs, otherwise, and with our methods, the layer's method",
     upstream="none known",
     until="vLLM computes these layers in float32 on a CPU",
     signature="mixed_qkv b a core_attn_out layer_name",
@@ -58,10 +59,11 @@ def _core(original: Callable) -> Callable:
         from vllm.forward_context import get_forward_context
         from vllm.utils.torch_utils import _resolve_layer_name
 
-        if mixed_qkv.dtype == torch.bfloat16:
+        layer = get_forward_context().no_compile_layers[_resolve_layer_name(layer_name)]
+        # A layer that verifies drafts has a method of its own, and metadata that vLLM's operation cannot read.
+        if mixed_qkv.dtype == torch.bfloat16 and "_forward_core" not in vars(layer):
             original(mixed_qkv, b, a, core_attn_out, layer_name)
         else:
-            layer = get_forward_context().no_compile_layers[_resolve_layer_name(layer_name)]
             layer._forward_core(mixed_qkv=mixed_qkv, b=b, a=a, core_attn_out=core_attn_out)
 
     return cpu_gdn_attention_core
@@ -100,14 +102,15 @@ def run(module: Any, metadata: Any, mixed: Tensor, gates: Tensor, out: Tensor) -
     layer = layer_of(module)
     slots, starts = metadata.non_spec_state_indices_tensor.long(), metadata.non_spec_query_start_loc.tolist()
     if count := metadata.num_decodes:
-        rows = torch.arange(count)[:, None]
-        out[:count] = naive.follow(mixed, gates, layer, slots[:count], rows, torch.ones(count, dtype=torch.int32))[:, 0]
+        rows, once = torch.arange(count)[:, None], torch.ones(count, dtype=torch.int32)
+        out[:count] = naive.follow(mixed, gates, layer, slots[:count], rows, once)[:, 0].to(out.dtype)
     for request in range(count, count + metadata.num_prefills):
         slot = slots[request : request + 1]
         if not metadata.has_initial_state[request]:
             layer.states[slot], layer.conv_states[slot] = 0, 0
         for rows in torch.arange(starts[request], starts[request + 1]).split(CHUNK):
-            out[rows] = naive.follow(mixed, gates, layer, slot, rows[None], torch.tensor([len(rows)]))[0]
+            results = naive.follow(mixed, gates, layer, slot, rows[None], torch.tensor([len(rows)]))
+            out[rows] = results[0].to(out.dtype)
 
 
 def wrap_operation(module: Any) -> None:
