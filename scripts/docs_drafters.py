@@ -29,7 +29,7 @@ def released() -> str:
 
 
 def in_short() -> str:
-    """A row for each target: its methods, each with a link to the first drafter."""
+    """A row for each target: its methods, each with a link to the first drafter, if it needs one."""
     rows = []
     for target in IN_SHORT:
         own = [one for one in RELEASED if one.target == target]
@@ -39,6 +39,8 @@ def in_short() -> str:
 
 
 def first(one: Released) -> str:
+    if not one.drafters:
+        return f"its own module ({code(one.method)})"
     drafter = one.drafters[0]
     if "/EAGLE-" in drafter:
         return f"[EAGLE]({HUB}{drafter}) with {code(one.method)}"

@@ -34,6 +34,11 @@ def pard(target: str, drafter: str) -> Released:
     return Released(target, "pard-tree", (drafter,))
 
 
+def module(target: str) -> Released:
+    """In the target's own file."""
+    return Released(target, "mtp-tree", ())
+
+
 def foreign(target: str, drafter: str) -> tuple[Released, ...]:
     """A language model with a tokenizer of its own."""
     return Released(target, "slem", (drafter,)), Released(target, "tli", (drafter,))
@@ -135,6 +140,18 @@ RELEASED = (
     ),
     eagle3("Qwen/Qwen3-VL-4B-Instruct", "AngelSlim/Qwen3-VL-4B-Instruct_eagle3"),
     eagle3("Qwen/Qwen2.5-VL-7B-Instruct", "Rayzl/qwen2.5-vl-7b-eagle3-sgl"),
+    module("Qwen/Qwen3-Next-80B-A3B-Instruct"),
+    Released("Qwen/Qwen3.5-4B", "dflash-tree", ("z-lab/Qwen3.5-4B-DFlash",)),
+    module("Qwen/Qwen3.5-4B"),
+    Released("Qwen/Qwen3.5-9B", "dflash-tree", ("z-lab/Qwen3.5-9B-DFlash",)),
+    module("Qwen/Qwen3.5-9B"),
+    Released("Qwen/Qwen3.5-27B", "dflash-tree", ("z-lab/Qwen3.5-27B-DFlash",)),
+    module("Qwen/Qwen3.5-27B"),
+    Released("Qwen/Qwen3.5-397B-A17B", "dflash-tree", ("z-lab/Qwen3.5-397B-A17B-DFlash",)),
+    module("Qwen/Qwen3.5-397B-A17B"),
+    Released("Qwen/Qwen3.6-27B", "dflash-tree", ("z-lab/Qwen3.6-27B-DFlash",)),
+    Released("Qwen/Qwen3.6-35B-A3B", "dflash-tree", ("z-lab/Qwen3.6-35B-A3B-DFlash",)),
+    module("Qwen/Qwen3.6-35B-A3B"),
     griffin("Qwen/Qwen2-7B-Instruct", "qwen2-instruct-7B"),
     eagle("Qwen/Qwen2-7B-Instruct", "yuhuili/EAGLE-Qwen2-7B-Instruct"),
     eagle("Qwen/Qwen2.5-14B-Instruct", "Zjcxy-SmartAI/Eagle-Qwen2.5-14B-Instruct"),
@@ -164,7 +181,7 @@ RELEASED = (
     Released("openai/gpt-oss-120b", "dflash-tree", ("z-lab/gpt-oss-120b-DFlash",)),
     eagle3("mistralai/Mistral-Small-24B-Instruct-2501", "cvalgian/EAGLE3-Mistral-Small-24B-Instruct-2501"),
     eagle("mistralai/Mixtral-8x7B-Instruct-v0.1", "yuhuili/EAGLE-mixtral-instruct-8x7B"),
-    Released("XiaomiMiMo/MiMo-7B-RL", "mtp-tree", ()),
+    module("XiaomiMiMo/MiMo-7B-RL"),
 )
 """The rows of a target stand together. Where there is no drafter, the method needs none."""
 
@@ -176,6 +193,7 @@ IN_SHORT = (
     "Qwen/Qwen3-8B",
     "Qwen/Qwen3-14B",
     "Qwen/Qwen3-32B",
+    "Qwen/Qwen3.5-9B",
     "google/gemma-4-31B-it",
     "openai/gpt-oss-20b",
 )

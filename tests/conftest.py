@@ -49,6 +49,7 @@ PROCESSOR_SECONDS = {
     "tests/engine/test_mtp_tree.py": 40,
     "tests/engine/test_preparation.py": 10,
     "tests/engine/test_prompt_embeds.py": 110,
+    "tests/engine/test_qwen_modules.py": 80,
     "tests/engine/test_recorded.py": 100,
     "tests/engine/test_sessions.py": 55,
     "tests/engine/test_swift.py": 100,

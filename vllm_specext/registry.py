@@ -180,12 +180,12 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             name="mtp-tree",
-            summary="trees of the target's own multi-token prediction module, with which vLLM drafts chains (MiMo)",
+            summary="trees of the target's own multi-token prediction module, as MiMo, Qwen3-Next and Qwen3.5 have it",
             options=MtpTreeOptions,
             declares=Declaration(
                 reads=Reads.HIDDEN_STATES,
                 keeps=Keeps.BESIDE_THE_TARGETS,
-                bears=WITHOUT_CONNECTOR - {"multimodal", "mrope"},
+                bears=WITHOUT_CONNECTOR,
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.mtp.prepare:prepare",

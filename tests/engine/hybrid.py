@@ -1,4 +1,4 @@
-"""A small target with recurrent layers, as Qwen3-Next has them, and a drafter that knows all of it but these.
+"""A small target with recurrent layers, as Qwen3-Next and Qwen3.5 have them, and a drafter that knows all but these.
 
 Both have random weights. The target's attention layers are the drafter's; what its recurrent layers add is as much as
 makes the drafter wrong about every third token, and would change as many tokens if it were wrong.
@@ -33,37 +33,53 @@ RECURRENT = {
     "linear_value_head_dim": 48,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    # vLLM wants one layer with experts.
+}
+PERIOD, ATTENTION = 3, 4
+"""Every third layer is attention; so many are."""
+KINDS = (["linear_attention"] * (PERIOD - 1) + ["full_attention"]) * ATTENTION
+LAYERS = {"num_hidden_layers": len(KINDS), "layer_types": KINDS}
+EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
+    # vLLM wants one layer with experts, and that of a module is numbered as the first.
+    "mlp_only_layers": list(range(1, len(KINDS))),
 }
-PERIOD, ATTENTION = 3, 4
-"""Every third layer is attention; so many are."""
+EYES = {
+    "depth": 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "out_hidden_size": KEYS["hidden_size"],
+    "num_position_embeddings": 64,
+}
+AXES = {"mrope_section": [12, 10, 10], "mrope_interleaved": True}
+PLACEHOLDERS = {
+    "vision_start_token_id": 2044,
+    "vision_end_token_id": 2045,
+    "image_token_id": 2046,
+    "video_token_id": 2047,
+}
 
 SHARPNESS = 10
 """What makes random scores so far apart that sampled tokens are mostly likely ones."""
 
 
-def make_hybrid(folder: Path, share: float = 0.009) -> tuple[Path, Path]:
-    """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add."""
+def make_hybrid(folder: Path, share: float = 0.009, sees: bool = False) -> tuple[Path, Path]:
+    """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add. The target is a
+    Qwen3-Next, or a Qwen3.5 that ``sees``, whose eyes stay shut here."""
     torch.manual_seed(0)
     drafter = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**KEYS, num_hidden_layers=ATTENTION))
-    kinds = (["linear_attention"] * (PERIOD - 1) + ["full_attention"]) * ATTENTION
-    with_experts = 1
-    dense = [layer for layer in range(len(kinds)) if layer != with_experts]
-    config = transformers.Qwen3NextConfig(
-        **KEYS, **RECURRENT, num_hidden_layers=len(kinds), layer_types=kinds, mlp_only_layers=dense
-    )
-    target = transformers.Qwen3NextForCausalLM(config)
+    target = _qwen3_5() if sees else _qwen3_next()
+    text = target.model.language_model if sees else target.model
     with torch.no_grad():
         for model in (drafter, target):
             for name, weight in model.named_parameters():
                 if weight.ndim > 1:
                     weight.normal_(0, 0.5 if "conv1d" in name else 0.08)
-        for place, layer in enumerate(target.model.layers):
-            if kinds[place] == "linear_attention":
+        for place, layer in enumerate(text.layers):
+            if KINDS[place] == "linear_attention":
                 layer.linear_attn.out_proj.weight.mul_(share)
                 layer.linear_attn.A_log.uniform_(-3, 0)
                 layer.linear_attn.dt_bias.normal_()
@@ -72,7 +88,7 @@ def make_hybrid(folder: Path, share: float = 0.009) -> tuple[Path, Path]:
                         weight.mul_(share)
             else:
                 _copy(drafter.model.layers[place // PERIOD], layer)
-        target.model.embed_tokens.weight.copy_(drafter.model.embed_tokens.weight)
+        text.embed_tokens.weight.copy_(drafter.model.embed_tokens.weight)
         drafter.lm_head.weight.mul_(SHARPNESS)
         target.lm_head.weight.copy_(drafter.lm_head.weight)
     paths = folder / "target", folder / "drafter"
@@ -81,6 +97,16 @@ def make_hybrid(folder: Path, share: float = 0.009) -> tuple[Path, Path]:
         copy_tokenizer(path)
         model.float().save_pretrained(path)
     return paths
+
+
+def _qwen3_next() -> Any:
+    return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**KEYS, **RECURRENT, **LAYERS, **EXPERTS))
+
+
+def _qwen3_5() -> Any:
+    text = KEYS | RECURRENT | LAYERS | {"mtp_num_hidden_layers": 1, "rope_parameters": KEYS["rope_parameters"] | AXES}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=EYES, **PLACEHOLDERS)
+    return transformers.Qwen3_5ForConditionalGeneration(config)
 
 
 def _copy(own: Any, into: nn.Module) -> None:

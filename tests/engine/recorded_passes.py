@@ -3,33 +3,18 @@ its probabilities are meant to be then."""
 
 from typing import Any
 
-VLLMS_DRAFTERS = {
-    "eagle3-tree": "vllm.model_executor.models.llama_eagle3:Eagle3LlamaForCausalLM",
-    "peagle-tree": "vllm.model_executor.models.llama_eagle3:Eagle3LlamaForCausalLM",
-    "dflash-tree": "vllm.model_executor.models.qwen3_dflash:DFlashQwen3ForCausalLM",
-    "dspark-tree": "vllm.model_executor.models.qwen3_dspark:Qwen3DSparkForCausalLM",
-    "mtp-tree": "vllm.model_executor.models.mimo_mtp:MiMoMTP",
-    "draft-model-tree": "vllm.model_executor.models.llama:LlamaForCausalLM",
-    "pard-tree": "vllm.model_executor.models.llama:LlamaForCausalLM",
-}
-"""What drafts for methods without a class of their own."""
-AT_ONCE = {
-    "peagle-tree": "vllm_specext.methods.eagle.at_once:PEagleSpeculator",
-    "dflash-tree": "vllm_specext.methods.block.speculator:BlockSpeculator",
-    "dspark-tree": "vllm_specext.methods.block.speculator:BlockSpeculator",
-    "pard-tree": "vllm_specext.methods.language_model.at_once:PardSpeculator",
-}
-"""Speculators of methods that draft all positions in one pass."""
+AT_ONCE = ("peagle-tree", "dflash-tree", "dspark-tree", "pard-tree")
+"""Methods that draft all positions in one pass."""
 
 
-def record_drafter(method: str, path: str) -> None:
-    """Write inputs and outputs of the drafter's passes from the first request on; the passes before it are warm-up."""
+def record_drafter(method: str, speculator: Any, path: str) -> None:
+    """Write inputs and outputs of the passes of this speculator's drafter from the first request on; those before it
+    are warm-up. They are recorded of all drafters of its class."""
     import torch
 
     from vllm_specext.engine.drafting.calibrated import CalibratedTrees
-    from vllm_specext.registry import METHODS, load
 
-    drafter = load(METHODS[method].serving_model or VLLMS_DRAFTERS[method])
+    drafter = type(speculator.model)
     stock = drafter.forward
     passes: list[dict[str, Any]] = []
     newest = {"sharpness": torch.ones(1)}
@@ -58,7 +43,7 @@ def record_drafter(method: str, path: str) -> None:
 
     drafter.forward = forward
     if method in AT_ONCE:
-        record_drafts(load(AT_ONCE[method]), passes, path)
+        record_drafts(type(speculator), passes, path)
 
 
 def record_drafts(speculator: Any, passes: list[dict[str, Any]], path: str) -> None:

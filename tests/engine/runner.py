@@ -9,8 +9,8 @@ as ``"sounds"``, see ``sounds.py``, where wanted; one ``generate`` call each), `
 off), ``sabotage`` (name of a fault in ``faults.py``, for the negative controls), ``graphs`` (numbers of requests that
 the drafter's recorded graphs are for), ``record`` (file for the inputs and outputs of the drafter's forward passes),
 ``ray`` (number of ranks that Ray runs on this machine's cores), ``whole_sampler`` (no batch draws by one argmax) and
-``every_pass`` (no pass is recorded, and no body is in C++) and ``measure_memory`` (run the models before there are
-caches).
+``every_pass`` (no pass is recorded, and no body is in C++), ``torchvision`` (import a stand-in for it, which does
+nothing) and ``measure_memory`` (run the models before there are caches).
 ``OUT``: token ids per request, logprobs where asked, counters, the number of verifications by nodes, and by round how
 often one argmax was enough to draw for a batch, and what was learned from (``counting.py``).
 """
@@ -106,6 +106,13 @@ def compute_as_any_cpu_does(spec: dict[str, Any]) -> None:
         torch.cpu._is_amx_tile_supported = lambda: False
 
 
+def stand_in_for_torchvision() -> None:
+    """Here and in the process in which vLLM looks at a class of a model."""
+    stand_in = str(Path(__file__).with_name("stand_ins"))
+    sys.path.insert(0, stand_in)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (stand_in, os.environ.get("PYTHONPATH"))))
+
+
 def run_every_pass() -> None:
     """Replay no pass as a CPU does: without the bodies in C++ it records none."""
     from vllm_specext.kernels.native import library
@@ -176,46 +183,14 @@ def model_runner(llm: Any) -> Any:
     return getattr(getattr(worker, "worker", None), "model_runner", None)
 
 
-def start_ray(ranks: int, spec_path: str) -> None:
-    """vLLM's CPU platform has no word for what Ray should count, so that every rank is declared to be a GPU."""
-    import ray
-
-    name_rays_device()
-    root = str(Path(__file__).parents[2])
-    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    environment = {RAY_SPEC: str(Path(spec_path).resolve()), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    hook = "tests.engine.runner.prepare_ray_worker"
-    # By default Ray takes a third of the memory for its store.
-    ray.init(
-        num_cpus=ranks,
-        num_gpus=ranks,
-        object_store_memory=128 << 20,
-        include_dashboard=False,
-        runtime_env={"env_vars": environment, "worker_process_setup_hook": hook},
-    )
-
-
-def name_rays_device() -> None:
-    import vllm.v1.worker.cpu.shm  # noqa: F401  # has to come first on a CPU
-    from vllm.platforms.cpu import CpuPlatform
-
-    CpuPlatform.ray_device_key = "GPU"
-
-
-def prepare_ray_worker() -> None:
-    name_rays_device()
-    replace_in_vllm(json.loads(Path(os.environ[RAY_SPEC]).read_text()))
-
-
-RAY_SPEC = "SPECEXT_TEST_RAY_SPEC"
-
-
 def replace_in_vllm(spec: dict[str, Any]) -> None:
     sys.path.append(str(Path(__file__).parents[2]))
     from tests.engine import counting
 
     spare_what_only_long_lives_need()
     compute_as_any_cpu_does(spec)
+    if spec.get("torchvision"):
+        stand_in_for_torchvision()
     if spec.get("measure_memory"):
         measure_memory_first()
     if spec.get("keep_async"):
@@ -237,7 +212,9 @@ def main(spec_path: str, out_path: str) -> None:
     spec = json.loads(Path(spec_path).read_text())
     replace_in_vllm(spec)
     if spec.get("ray"):
-        start_ray(spec["ray"], spec_path)
+        from tests.engine import ray_workers
+
+        ray_workers.start(spec["ray"], spec_path)
     from vllm import LLM
 
     from tests.engine import sessions, sounds
@@ -250,7 +227,7 @@ def main(spec_path: str, out_path: str) -> None:
     if spec.get("record"):
         from tests.engine.recorded_passes import record_drafter
 
-        record_drafter(spec["llm"]["speculative_config"]["method"], spec["record"])
+        record_drafter(spec["llm"]["speculative_config"]["method"], model_runner(llm).speculator, spec["record"])
     outputs = []
     draws_by_round = []
     for requests in spec["rounds"]:

@@ -56,9 +56,11 @@ def accepted(first: Pass, levels: list[Pass]) -> Pass:
 class Replay:
     """The plain drafter with its own keys and values, fed with what the engine's drafter was fed with."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, head: Tensor | None = None) -> None:
+        """``head``: the output layer ``[tokens, d]``, unless it is the bundled target's."""
         self.drafter = drafter
-        self.head = load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"].float()
+        bundled = load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"]
+        self.head = (bundled if head is None else head).float()
         self.prefix: KV | None = None
         self.largest = 0.0
         """Difference of two features, as a share of the largest number where that is above 1."""

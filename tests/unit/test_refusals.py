@@ -112,12 +112,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
         *FOREIGN,
         ({"is_multimodal_model": True}, "multimodal"),
     ],
-    "mtp-tree": [
-        *IN_THE_TARGET,
-        *ON_ONE_AXIS,
-        *CONNECTOR,
-        ({"is_multimodal_model": True}, "multimodal"),
-    ],
+    "mtp-tree": IN_THE_TARGET + CONNECTOR,
     "griffin": IN_THE_TARGET,
     "eagle3-tree": IN_THE_TARGET,
     "eagle-tree": IN_THE_TARGET,

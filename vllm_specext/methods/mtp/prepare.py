@@ -1,13 +1,41 @@
 """What a target's own MTP module needs before vLLM builds its configuration: a target that has one, of a kind whose
 trees have been run."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.checkpoints import MAX_CONFIG_BYTES, read_object, tensor_headers
 from vllm_specext.methods.prepared import Prepared
+from vllm_specext.methods.source import drafter_directory
+from vllm_specext.methods.stock.checkpoint import INDEX
 from vllm_specext.methods.stock.prepare import fields_of
 from vllm_specext.options.trees import MtpTreeOptions
 from vllm_specext.refusals import Launch
 
-TARGETS = ("MiMoForCausalLM",)
+
+@dataclass(frozen=True)
+class Modules:
+    """How targets of an architecture have modules."""
+
+    key: str
+    """Of their configuration: the number of modules."""
+    absent: int
+    """The number where the configuration does not say it."""
+    prefix: str
+    """With which the names of the modules' tensors begin."""
+
+
+_QWEN3_5 = Modules("mtp_num_hidden_layers", 1, "mtp.")
+TARGETS = {
+    "MiMoForCausalLM": Modules("num_nextn_predict_layers", 0, "model.mtp_layers."),
+    "Qwen3NextForCausalLM": Modules("num_nextn_predict_layers", 1, "mtp."),
+    "Qwen3_5ForCausalLM": _QWEN3_5,
+    "Qwen3_5MoeForCausalLM": _QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
+}
 """Architectures of targets. vLLM has classes of many more, and drafts chains with them."""
 
 
@@ -19,13 +47,41 @@ def prepare(options: MtpTreeOptions, launch: Launch) -> Prepared:
             f"method {options.method!r} cannot be combined with a target of the architecture {architecture!r}, whose "
             f"draft trees have not been run; {', '.join(TARGETS)} can, and vLLM's own method 'mtp' drafts chains."
         )
+    modules = TARGETS[architecture]
     # With several modules each drafts one position, and a level of a tree would need one module's caches for all.
-    modules = getattr(launch.model.hf_config, "num_nextn_predict_layers", None)
-    if modules != 1:
+    number = getattr(launch.model.hf_text_config, modules.key, modules.absent)
+    if number != 1:
         raise ConfigurationError(
-            f"the target's num_nextn_predict_layers is {modules!r}; method {options.method!r} needs one module, which "
-            "is 1."
+            f"the target's {modules.key} is {number!r}; method {options.method!r} needs one module, which is 1."
         )
     # vLLM's own way to name the target's checkpoint, with the target's quantisation.
-    fields = {"model": launch.model.model_weights or launch.model.model, "quantization": launch.model.quantization}
-    return Prepared({**fields_of(options), **fields})
+    checkpoint = launch.model.model_weights or launch.model.model
+    if launch.arguments.load_format in ("auto", "hf", "safetensors"):
+        _check_weights(checkpoint, launch.model.revision, modules.prefix, options.method)
+    return Prepared({**fields_of(options), "model": checkpoint, "quantization": launch.model.quantization})
+
+
+def _check_weights(checkpoint: str, revision: str | None, prefix: str, method: str) -> None:
+    """Refuse a target that was saved without its module, as fine-tuned ones are. Of one on the hub, only the table of
+    its files is fetched for this; what has none goes to vLLM unread."""
+    try:
+        folder = drafter_directory(checkpoint, revision, (INDEX,))
+    except ConfigurationError:  # vLLM knows further kinds of places
+        return
+    names = list(_names(folder))
+    if names and not any(name.startswith(prefix) for name in names):
+        raise ConfigurationError(
+            f"the target {checkpoint} has no multi-token prediction module, which method {method!r} drafts with: no "
+            f"name of its tensors begins with {prefix!r}."
+        )
+
+
+def _names(folder: Path) -> Iterable[str]:
+    """Of the tensors of a checkpoint. None where they are not told in little."""
+    index = folder / INDEX
+    if not index.is_file():
+        return [name for file in sorted(folder.glob("*.safetensors")) for name in tensor_headers(file)]
+    if index.stat().st_size > MAX_CONFIG_BYTES:
+        return []
+    named = read_object(index).get("weight_map")
+    return named if isinstance(named, dict) else []

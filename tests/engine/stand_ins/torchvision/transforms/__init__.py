@@ -1,0 +1,1 @@
+from torchvision import __getattr__  # noqa: F401

@@ -1,0 +1,86 @@
+"""Trees of the multi-token prediction modules of hybrid targets give the tokens of plain decoding on the real engine.
+
+The modules have random weights, so that few of their own drafts are accepted; requests' predictions are, and what is
+drafted is compared with the same module out of transformers' parts.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.engine.conftest import ROUND, Result, eagle3, of_method
+from tests.engine.hybrid import make_hybrid
+from tests.engine.qwen_module import add_module, module
+from tests.engine.test_given import predicting
+from tests.engine.test_lossless import differing
+from tests.engine.test_tree_drafting import REQUEST, Replay, accepted, drafts, record
+from tests.engine.workload import DFLASH
+
+Engines = Callable[..., Result]
+
+NODES, TOP_K, LEVELS = 24, 4, 6
+
+
+ALL_BUT_EYES: dict[str, Any] = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+
+
+@pytest.fixture(scope="module", params=["qwen3-next", "qwen3.5"])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Qwen3-Next's module has experts; Qwen3.5 counts positions on three axes."""
+    sees = request.param == "qwen3.5"
+    folder, _ = make_hybrid(tmp_path_factory.mktemp("hybrid"), sees=sees)
+    add_module(folder)
+    return {"model": str(folder)} | (ALL_BUT_EYES if sees else {})
+
+
+def trees(target: dict[str, Any], nodes: int = NODES, top_k: int = TOP_K, **own: Any) -> dict[str, Any]:
+    llm = of_method("mtp-tree", Path(), nodes, top_k, tree_depth=LEVELS, **own)
+    del llm["speculative_config"]["model"]
+    return llm | target
+
+
+@pytest.mark.parametrize(
+    ("nodes", "top_k"), [(NODES, TOP_K), pytest.param(LEVELS, 1, marks=pytest.mark.extended)], ids=["tree", "chain"]
+)
+def test_drafts_give_the_tokens_of_plain_decoding(
+    engines: Engines, target: dict[str, Any], nodes: int, top_k: int
+) -> None:
+    plain = engines(target | {"enable_prefix_caching": False}, torchvision=True)
+    answers = plain["outputs"][: len(ROUND)]
+    llm = trees(target, nodes, top_k, prediction_tokens=LEVELS)
+    result = engines(llm, rounds=[predicting(ROUND, answers), ROUND], keep_async=True, torchvision=True)
+    assert differing(result, {"outputs": answers + answers}) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 200
+    assert result["sizes"][str(nodes)] > 60
+
+
+def test_every_level_of_every_draft_is_that_of_transformers_parts(
+    engines: Engines, target: dict[str, Any], tmp_path: Path
+) -> None:
+    sequence, passes = record(engines, tmp_path / "passes.pt", trees(target), torchvision=True)
+    assert sequence[: len(REQUEST["ids"])] == REQUEST["ids"]
+    folder = Path(target["model"])
+    replay = Replay(module(folder), load_file(folder / "model.safetensors")["lm_head.weight"])
+    made = drafts(passes)
+    assert len(made) >= 5
+    for first, levels in made:
+        replay.draft(accepted(first, levels), levels)
+    assert replay.largest < 1e-3
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("target", ["qwen3.5"], indirect=True)
+@pytest.mark.parametrize("llm", [eagle3(24, 4), of_method("dflash-tree", DFLASH, 24, 4)], ids=["eagle3", "dflash"])
+def test_drafters_over_states_of_layers_draft_for_qwen3_5(
+    engines: Engines, target: dict[str, Any], llm: dict[str, Any]
+) -> None:
+    """They are of another target, and are hardly ever right."""
+    plain = engines(target | {"enable_prefix_caching": False}, torchvision=True)
+    answers = plain["outputs"][: len(ROUND)]
+    own = {"speculative_config": llm["speculative_config"] | {"prediction_tokens": 16}}
+    result = engines(own | target, rounds=[predicting(ROUND, answers)], keep_async=True, torchvision=True)
+    assert differing(result, {"outputs": answers}) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 200

@@ -1,0 +1,81 @@
+"""Which targets draft with their own module."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.mtp.prepare import TARGETS, prepare
+from vllm_specext.methods.stock.checkpoint import INDEX
+from vllm_specext.options.trees import MtpTreeOptions
+from vllm_specext.refusals import Launch
+
+
+def launch(folder: Path, architecture: str, load_format: str = "auto", **config: Any) -> Launch:
+    model = SimpleNamespace(
+        architecture=architecture,
+        hf_text_config=SimpleNamespace(**config),
+        model=str(folder),
+        model_weights="",
+        revision=None,
+        quantization="fp8",
+    )
+    arguments = SimpleNamespace(load_format=load_format)
+    return Launch(arguments, model, SimpleNamespace(), kv_cache_dtype="auto", drafts_trees=True)
+
+
+def save(folder: Path, name: str, in_parts: bool = False) -> Path:
+    """A checkpoint with a tensor of this ``name``."""
+    if in_parts:
+        (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "a", name: "b"}}))
+    else:
+        save_file({name: torch.zeros(1)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_target_with_one_module_drafts_with_it(tmp_path: Path, architecture: str, in_parts: bool) -> None:
+    modules = TARGETS[architecture]
+    save(tmp_path, f"{modules.prefix}0.weight", in_parts)
+    fields = prepare(MtpTreeOptions(), launch(tmp_path, architecture, **{modules.key: 1})).fields
+    assert (fields["model"], fields["quantization"]) == (str(tmp_path), "fp8")
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_one_that_was_saved_without_is_refused(tmp_path: Path, architecture: str, in_parts: bool) -> None:
+    save(tmp_path, "model.layers.0.mlp.weight", in_parts)
+    config = {TARGETS[architecture].key: 1}
+    with pytest.raises(ConfigurationError, match=r"has no multi-token prediction module.*begins with") as raised:
+        prepare(MtpTreeOptions(), launch(tmp_path, architecture, **config))
+    assert str(tmp_path) in str(raised.value)
+    prepare(MtpTreeOptions(), launch(tmp_path, architecture, load_format="dummy", **config))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "said"),
+    [
+        ("MiMoForCausalLM", {}, "num_nextn_predict_layers is 0"),
+        ("MiMoForCausalLM", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2"),
+        ("Qwen3NextForCausalLM", {"num_nextn_predict_layers": 3}, "num_nextn_predict_layers is 3"),
+        ("Qwen3_5ForConditionalGeneration", {"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers is 0"),
+        ("DeepseekV3ForCausalLM", {}, "Qwen3NextForCausalLM"),
+    ],
+)
+def test_other_numbers_and_architectures_are_refused(
+    tmp_path: Path, architecture: str, config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        prepare(MtpTreeOptions(), launch(tmp_path, architecture, **config))
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"])
+def test_configurations_that_do_not_say_it_mean_one(tmp_path: Path, architecture: str) -> None:
+    save(tmp_path, "mtp.fc.weight")
+    prepare(MtpTreeOptions(), launch(tmp_path, architecture))
