@@ -12,9 +12,9 @@ def go_on_as_chains() -> None:
 
     stock = recurrent.advance
 
-    def advance(layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor) -> None:
+    def advance(layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor, ends: Any) -> None:
         rows = path[:, :1] + torch.arange(path.shape[1])
-        stock(layers, kept, slots, rows.clamp(max=kept.mixed.shape[1] - 1), counts)
+        stock(layers, kept, slots, rows.clamp(max=kept.mixed.shape[1] - 1), counts, ends)
 
     recurrent.advance = advance
 
@@ -25,8 +25,20 @@ def stay_behind() -> None:
 
     stock = recurrent.advance
 
-    def advance(layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor) -> None:
-        stock(layers, kept, slots, path, (counts - 1).clamp(min=1))
+    def advance(layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor, ends: Any) -> None:
+        stock(layers, kept, slots, path, (counts - 1).clamp(min=1), ends)
+
+    recurrent.advance = advance
+
+
+def leave_no_states() -> None:
+    """Where a block of tokens ends on the way of an accepted path, the cache keeps the state before it."""
+    import vllm_specext.engine.verification.recurrent as recurrent
+
+    stock = recurrent.advance
+
+    def advance(layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor, ends: Any) -> None:
+        stock(layers, kept, slots, path, counts)
 
     recurrent.advance = advance
 

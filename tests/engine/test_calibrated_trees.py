@@ -40,7 +40,7 @@ def test_every_tree_is_learned_from_with_what_was_accepted_of_it(engines: Engine
     assert accepted - 6 * len(SOME) <= learned["accepted"] <= accepted + 6 * len(SOME)
 
 
-@pytest.mark.parametrize("method", ["griffin", "eagle3-tree"])
+@pytest.mark.parametrize("method", ["griffin", pytest.param("eagle3-tree", marks=pytest.mark.extended)])
 def test_trees_come_to_expect_what_is_accepted(engines: Engines, method: str) -> None:
     learned = engines(TREES[method], rounds=[SOME] * 4)["learned"]
     assert learned["expected"] == pytest.approx(learned["accepted"], rel=0.15)

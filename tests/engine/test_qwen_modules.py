@@ -27,7 +27,10 @@ NODES, TOP_K, LEVELS = 24, 4, 6
 ALL_BUT_EYES: dict[str, Any] = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
 
 
-@pytest.fixture(scope="module", params=["qwen3-next", "qwen3.5"])
+KINDS = ["qwen3-next", "qwen3.5"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Qwen3-Next's module has experts; Qwen3.5 counts positions on three axes."""
     sees = request.param == "qwen3.5"
@@ -57,6 +60,9 @@ def test_drafts_give_the_tokens_of_plain_decoding(
     assert result["sizes"][str(nodes)] > 60
 
 
+@pytest.mark.parametrize(
+    "target", [pytest.param(KINDS[0], marks=pytest.mark.extended), KINDS[1]], indirect=True, ids=KINDS
+)
 def test_every_level_of_every_draft_is_that_of_transformers_parts(
     engines: Engines, target: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -72,7 +78,7 @@ def test_every_level_of_every_draft_is_that_of_transformers_parts(
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("target", ["qwen3.5"], indirect=True)
+@pytest.mark.parametrize("target", KINDS[1:], indirect=True)
 @pytest.mark.parametrize("llm", [eagle3(24, 4), of_method("dflash-tree", DFLASH, 24, 4)], ids=["eagle3", "dflash"])
 def test_drafters_over_states_of_layers_draft_for_qwen3_5(
     engines: Engines, target: dict[str, Any], llm: dict[str, Any]

@@ -137,13 +137,20 @@ def test_kv_slots_compile(compiled: tuple[int, Launched], rows: int, page_size: 
     assert compiled[1][0][1].asm["cubin"] == compiled[1][1][1].asm["cubin"]  # whatever the strides are
 
 
-@pytest.mark.parametrize("nodes", [5, 24, 60])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("nodes", [pytest.param(5, marks=pytest.mark.extended), 24, 60])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.extended)], ids=str)
 def test_gated_delta_rules_compile(
     compiled: tuple[int, Launched], nodes: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """Heads as Qwen3.5 has them. On an H100 and a B200 nothing is spilled to slower memory."""
-    from vllm_specext.kernels.gated_delta import GatedDeltaLayer, GatedDeltaRows, KeptRows, kernel, path_kernels
+    from vllm_specext.kernels.gated_delta import (
+        BlockEnds,
+        GatedDeltaLayer,
+        GatedDeltaRows,
+        KeptRows,
+        kernel,
+        path_kernels,
+    )
 
     key_heads, heads, width, taps, layers = 2, 6, 128, 4, 3
     channels = (2 * key_heads + heads) * width
@@ -164,7 +171,8 @@ def test_gated_delta_rules_compile(
     slots = torch.zeros(2, dtype=torch.int32)
     out = torch.zeros(2 * nodes, heads, width).to(dtype)
     kernel.attend(mixed, *gates.chunk(2, dim=1), layer, rows, slots, kept, 0, out)
-    path_kernels.advance([layer] * layers, kept, [slots] * layers, torch.zeros(2, 7, dtype=torch.int64), slots)
+    ends = BlockEnds([slots] * layers, slots)
+    path_kernels.advance([layer] * layers, kept, [slots] * layers, torch.zeros(2, 7, dtype=torch.int64), slots, ends)
     assert [name for name, _ in compiled[1]] == [
         "_convolve_kernel",
         "_attend_kernel",

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vllm_specext.kernels import gated_delta
-from vllm_specext.kernels.gated_delta import GatedDeltaLayer, GatedDeltaRows, KeptRows, rows_before
+from vllm_specext.kernels.gated_delta import BlockEnds, GatedDeltaLayer, GatedDeltaRows, KeptRows, rows_before
 from vllm_specext.tree.topology import pack
 
 Rule = Any
@@ -54,7 +54,7 @@ def on_gpu(function: Callable[..., None]) -> Callable[..., None]:
                 copy = storage.cuda().as_strided(value.shape, value.stride(), value.storage_offset())
                 pairs.append((value, copy))
                 return copy
-            if isinstance(value, GatedDeltaLayer | GatedDeltaRows | KeptRows):
+            if isinstance(value, BlockEnds | GatedDeltaLayer | GatedDeltaRows | KeptRows):
                 own = {field.name: there(getattr(value, field.name)) for field in fields(value)}
                 return replace(value, **own)
             return [there(each) for each in value] if isinstance(value, list) else value
@@ -67,12 +67,18 @@ def on_gpu(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def make_layer(
-    key_heads: int, value_heads: int, keys: int, values: int, taps: int = 4, dtype: torch.dtype = torch.float32
+    key_heads: int,
+    value_heads: int,
+    keys: int,
+    values: int,
+    taps: int = 4,
+    dtype: torch.dtype = torch.float32,
+    slots: int = 5,
 ) -> GatedDeltaLayer:
     channels = 2 * key_heads * keys + value_heads * values
     # As on a GPU: values by keys, and inputs by places, with more between the slots.
-    states = torch.randn(5, value_heads * values * keys + 3)[:, :-3].unflatten(1, (value_heads, values, keys))
-    conv_states = torch.randn(5, taps - 1, channels).to(dtype)
+    states = torch.randn(slots, value_heads * values * keys + 3)[:, :-3].unflatten(1, (value_heads, values, keys))
+    conv_states = torch.randn(slots, taps - 1, channels).to(dtype)
     return GatedDeltaLayer(
         conv_weight=(torch.randn(channels, taps) / 2).to(dtype),
         decay=torch.rand(value_heads) * 3 - 3,
@@ -188,6 +194,39 @@ def test_states_go_on_along_paths(rule: Rule, shape: str, dtype: torch.dtype) ->
             torch.testing.assert_close(layer.states[slot].double(), state, **EXACT[dtype])
             assert torch.equal(layer.conv_states[slot].double(), last)
         others = [slot for slot in range(5) if slot not in own]
+        assert torch.equal(layer.states[others], states[others])
+        assert torch.equal(layer.conv_states[others], inputs[others])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_states_stay_where_blocks_end(rule: Rule, shape: str, dtype: torch.dtype) -> None:
+    """On the way of the first path, at the end of the second, and nowhere on the others, of which one has not come to
+    its end, and one has no other block to leave them in."""
+    torch.manual_seed(3)
+    layers = [make_layer(**SHAPES[shape], dtype=dtype, slots=9) for _ in range(2)]
+    before = [(layer.states.clone(), layer.conv_states.clone()) for layer in layers]
+    paths = [[0, 2, 5, 7, 8], [10, 12], [9], [1, 3, 4]]
+    path = torch.tensor([each + each[:1] * (6 - len(each)) for each in paths])
+    counts = torch.tensor([len(each) for each in paths], dtype=torch.int32)
+    slots = [torch.tensor(each, dtype=torch.int32) for each in ([4, 0, 2, 8], [1, 3, 0, 6])]
+    ends = BlockEnds(
+        [torch.tensor(each, dtype=torch.int32) for each in ([7, 5, 3, 8], [5, 4, 7, 6])],
+        torch.tensor([2, 2, 2, 3], dtype=torch.int32),
+    )
+    heads, channels = layers[0].value_heads, layers[0].conv_weight.shape[0]
+    kept = KeptRows(torch.randn(2, 14, channels).to(dtype), torch.randn(2, 14, 2 * heads).to(dtype))
+    rule.advance(layers, kept, slots, path, counts, ends)
+    for place, (layer, (states, inputs)) in enumerate(zip(layers, before, strict=True)):
+        old, gates = replace(layer, states=states, conv_states=inputs), kept.gates[place].chunk(2, dim=1)
+        own, there = slots[place].tolist(), ends.slots[place].tolist()
+        expected = {slot: (slot, rows) for slot, rows in zip(own, paths, strict=True)}
+        expected |= {there[request]: (own[request], paths[request][:2]) for request in (0, 1)}
+        for slot, (begin, rows) in expected.items():
+            _, state, last = decoded(kept.mixed[place], *gates, old, begin, rows)
+            torch.testing.assert_close(layer.states[slot].double(), state, **EXACT[dtype])
+            assert torch.equal(layer.conv_states[slot].double(), last)
+        others = [slot for slot in range(9) if slot not in expected]
         assert torch.equal(layer.states[others], states[others])
         assert torch.equal(layer.conv_states[others], inputs[others])
 

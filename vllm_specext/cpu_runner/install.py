@@ -35,6 +35,7 @@ def _complete_placeholder() -> None:
 def kernel_bodies() -> dict[str, Callable[..., Any]]:
     """Return the bodies by qualified kernel name, as ``register_kernels`` takes them."""
     from vllm_specext.cpu_runner import (
+        aligned_states,
         block_drafting,
         buffers,
         drafting,
@@ -86,6 +87,7 @@ def kernel_bodies() -> dict[str, Callable[..., Any]]:
         f"{_GPU}.spec_decode.dflash.speculator._prepare_dflash_inputs_kernel": block_drafting.prepare_block_inputs,
         f"{standalone_speculator}._prepare_prefill_inputs_kernel": drafting.prepare_standalone_prefill_inputs,
         f"{_GPU}.structured_outputs._apply_grammar_bitmask_kernel": structured_outputs.apply_grammar_bitmask,
+        "vllm.v1.worker.mamba_utils.preprocess_mamba_align_fused_kernel": aligned_states.preprocess_mamba_align,
         "vllm.v1.worker.utils._zero_kv_blocks_kernel": gated_delta.zero_kv_blocks,
     }
 
@@ -100,13 +102,16 @@ def replacements() -> dict[tuple[Any, str], Callable[..., Any]]:
     from vllm.v1.worker.gpu.buffer_utils import FusedStagedWriter
     from vllm.v1.worker.gpu.model_states.prompt_embeds import PromptEmbedsState
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler, rejection_sampler_utils
+    from vllm.v1.worker.mamba_utils import MambaSpecDecodeGPUContext
 
-    from vllm_specext.cpu_runner import block_tables, buffers, prompt_embeds, rejection
+    from vllm_specext.cpu_runner import aligned_states, block_tables, buffers, prompt_embeds, rejection
 
     return {
         (BlockTables, "gather_block_tables"): block_tables.gather_block_tables,
         (BlockTables, "compute_slot_mappings"): block_tables.compute_slot_mappings,
         (FusedStagedWriter, "apply"): buffers.apply_fused,
+        (MambaSpecDecodeGPUContext, "run_fused_postprocess_align"): aligned_states.run_fused_postprocess_align,
+        (MambaSpecDecodeGPUContext, "run_fused_precopy"): aligned_states.run_fused_precopy,
         (PromptEmbedsState, "apply"): prompt_embeds.apply,
         (rejection_sampler, "rejection_sample"): rejection.rejection_sample,
         (rejection_sampler_utils, "rejection_sample"): rejection.rejection_sample,

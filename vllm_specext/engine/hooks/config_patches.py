@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from vllm_specext.engine.changes.replacements import replaces
-from vllm_specext.engine.changes.wrapping import when_loaded, wrap, wrap_property
+from vllm_specext.engine.changes.wrapping import wrap, wrap_property
 from vllm_specext.registry import RUNNABLE
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -20,7 +20,6 @@ def wrap_config() -> None:
     wrap_property(VllmConfig, "num_lookahead_tokens", _num_lookahead_tokens)
     wrap(VllmConfig, "_maybe_disable_dynamic_sd_for_data_parallel", _keep_schedule_of_independent_ranks)
     wrap(SchedulerConfig, "get_scheduler_cls", _get_scheduler_cls)
-    when_loaded("vllm.model_executor.models.config", _wrap_hybrid_models)
     _open_asynchronous_scheduling(config_module)
 
 
@@ -112,40 +111,3 @@ def _get_scheduler_cls(original: Callable) -> Callable:
         return with_draft_limits(original(self))
 
     return get_scheduler_cls
-
-
-def _wrap_hybrid_models(module: Any) -> None:
-    wrap(module.MambaModelConfig, "verify_and_update_config", _cache_no_prefixes)
-
-
-@replaces(
-    "vllm.model_executor.models.config.MambaModelConfig.verify_and_update_config",
-    name="prefix caching of hybrid targets",
-    why=(
-        "vLLM caches prefixes by default, and takes the recurrent state where a block of tokens ends from those that "
-        "it keeps for each drafted token, which our verification does without"
-    ),
-    how="wrapped: for our methods prefix caching is off, and the log says so",
-    upstream="none: vLLM keeps a state for each drafted token",
-    until="our methods leave the states where blocks end",
-    signature="vllm_config",
-)
-@replaces(
-    "vllm.config.cache.CacheConfig.enable_prefix_caching",
-    name="no prefixes of hybrid targets",
-    why="vLLM caches prefixes by default, and would find no states where blocks end",
-    how="set to false for our methods with a hybrid target, before vLLM decides how it keeps states",
-    upstream="none: vLLM keeps a state for each drafted token",
-    until="our methods leave the states where blocks end",
-    kind="set",
-)
-def _cache_no_prefixes(original: Callable) -> Callable:
-    def verify_and_update_config(vllm_config: Any) -> None:
-        from vllm_specext.engine.config import is_ours
-
-        if is_ours(vllm_config.speculative_config) and vllm_config.cache_config.enable_prefix_caching:
-            logger.warning("prefix caching is off: drafts for a hybrid target leave no states to cache")
-            vllm_config.cache_config.enable_prefix_caching = False
-        original(vllm_config)
-
-    return verify_and_update_config

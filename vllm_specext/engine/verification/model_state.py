@@ -16,6 +16,7 @@ from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
 from vllm_specext.engine.verification.attention import wrap_target_layers
 from vllm_specext.engine.verification.noted_requests import noting_requests
+from vllm_specext.engine.verification.one_state import with_one_state
 from vllm_specext.engine.verification.recurrent_trees import RecurrentTrees, verify_as_decoding, with_recurrent_chains
 from vllm_specext.engine.verification.sampler import TargetOnlyVerifier, TreeVerifier
 from vllm_specext.engine.verification.scoring import DrawnDraftVerifier, ScoringVerifier
@@ -26,7 +27,7 @@ from vllm_specext.engine.verification.tree_steps import TreeSteps
 def with_our_verification(base: Any, config: Any) -> type[ModelState]:
     """Subclass of ``base``, the state vLLM chose for the target; ``config`` is the ``SpecExtConfig``. Drafts that are
     drawn with probabilities of their own are verified by vLLM's rule."""
-    base = noting_requests(base)
+    base = with_one_state(noting_requests(base))
     if config.tree is not None:
         return _for_trees(base)
     return _for_chains(

@@ -17,7 +17,7 @@ from vllm.forward_context import get_forward_context
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.gated_delta_layers import layer_of, recurrent_layers
 from vllm_specext.engine.verification.recurrent_metadata import OneStateBackend, OneStateMetadata
-from vllm_specext.kernels.gated_delta import GatedDeltaLayer, GatedDeltaRows, KeptRows, advance, attend
+from vllm_specext.kernels.gated_delta import BlockEnds, GatedDeltaLayer, GatedDeltaRows, KeptRows, advance, attend
 
 
 class RecurrentLayers:
@@ -62,9 +62,13 @@ class RecurrentLayers:
 
     def advance(self, metadata: dict[str, Any], paths: Tensor, counts: Tensor) -> None:
         """Have the states go on along ``paths`` ``[V, L]`` int64 of rows, of which the first ``counts`` ``[V]`` were
-        accepted, in the step that had this ``metadata``."""
-        slots = [metadata[name].slots[: len(counts)] for name in self._layers]
-        advance([layer.now() for layer in self._layers.values()], self._kept, slots, paths, counts)
+        accepted, in the step that had this ``metadata``. Where prefixes are cached, those where blocks end stay."""
+        steps = [metadata[name] for name in self._layers]
+        slots = [step.slots[: len(counts)] for step in steps]
+        ends = None
+        if (rows := steps[0].rows_to_ends) is not None:
+            ends = BlockEnds([step.ends[: len(counts)] for step in steps], rows[: len(counts)])
+        advance([layer.now() for layer in self._layers.values()], self._kept, slots, paths, counts, ends)
 
 
 def _most_rows(vllm_config: VllmConfig) -> int:

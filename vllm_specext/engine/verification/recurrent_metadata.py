@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config import VllmConfig
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.gdn_attn import (
     GDNAttentionBackend,
@@ -16,6 +17,7 @@ from vllm.v1.attention.backends.gdn_attn import (
     GDNAttentionMetadataBuilder,
 )
 
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.gated_delta import GatedDeltaRows
 
 
@@ -27,6 +29,11 @@ class OneStateMetadata(GDNAttentionMetadata):
     """How many requests do."""
     slots: Tensor | None = None
     """The state slots of all requests, ``[R]`` int32."""
+    ends: Tensor | None = None
+    """Where prefixes are cached: the slots of the blocks in which the requests' next tokens lie, ``[R]`` int32. They
+    get the states where these blocks end."""
+    rows_to_ends: Tensor | None = None
+    """How many rows there are up to there, ``[R]`` int32."""
     others: GDNAttentionMetadata | None = None
     """vLLM's metadata of the rows after them, as a step of their own; ``None`` where there are none."""
     trees: GatedDeltaRows | None = None
@@ -45,9 +52,12 @@ class OneStateBuilder(GDNAttentionMetadataBuilder):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_spec, self.use_spec_decode = 0, False
-        # A captured graph reads them.
+        self._block = self.kv_cache_spec.block_size
+        self._caches_prefixes = caches_prefixes(self.vllm_config, self._block)
+        # A captured graph reads the slots of states, and tables of addresses name both rows.
         requests = self.vllm_config.scheduler_config.max_num_seqs
-        self._slots = torch.zeros(requests, dtype=torch.int32, device=self.device)
+        self._slots = torch.zeros(2, requests, dtype=torch.int32, device=self.device)
+        self._requests = torch.arange(requests, device=self.device)
 
     def build(
         self,
@@ -64,8 +74,15 @@ class OneStateBuilder(GDNAttentionMetadataBuilder):
             return super().build(common_prefix_len, step)
         rows = int(step.query_start_loc_cpu[drafted])
         total = int(step.query_start_loc_cpu[-1])
-        slots = self._slots[: step.num_reqs]
-        slots.copy_(step.block_table_tensor[: step.num_reqs, 0])
+        slots, ends = self._slots[:, : step.num_reqs]
+        rows_to_ends = None
+        if self._caches_prefixes:
+            computed = step.seq_lens - step.query_start_loc.diff()
+            columns = torch.stack(((step.seq_lens - 1).clamp(min=0), computed)) // self._block
+            self._slots[:, : step.num_reqs] = step.block_table_tensor[self._requests[: step.num_reqs], columns]
+            rows_to_ends = self._block - computed % self._block
+        else:
+            slots.copy_(step.block_table_tensor[: step.num_reqs, 0])
         return OneStateMetadata(
             num_prefills=0,
             num_prefill_tokens=0,
@@ -76,12 +93,29 @@ class OneStateBuilder(GDNAttentionMetadataBuilder):
             num_actual_tokens=total,
             drafted=drafted,
             slots=slots,
+            ends=None if rows_to_ends is None else ends,
+            rows_to_ends=rows_to_ends,
             others=super().build(common_prefix_len, _after(step, drafted, rows)) if total > rows else None,
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> GDNAttentionMetadata:
         drafted = common_attn_metadata.query_start_loc_cpu.diff() - 1
         return self.build(0, common_attn_metadata, num_decode_draft_tokens_cpu=drafted)
+
+
+def caches_prefixes(vllm_config: VllmConfig, block: int) -> bool:
+    """Whether states stay where blocks of ``block`` tokens end. Raises ``ConfigurationError`` where a path could pass
+    several such ends, or states would be kept in a way that we do not know."""
+    mode = vllm_config.cache_config.mamba_cache_mode
+    if mode not in ("none", "align"):
+        raise ConfigurationError(f"--mamba-cache-mode is {mode!r}; drafts for this target allow none or align.")
+    drafted = vllm_config.num_speculative_tokens
+    if mode == "align" and drafted >= block:
+        raise ConfigurationError(
+            f"speculative-config key 'num_speculative_tokens' is {drafted}, but with prefix caching fewer must be "
+            f"drafted than a block of the recurrent layers has tokens, {block}; --no-enable-prefix-caching allows more."
+        )
+    return mode == "align"
 
 
 def _after(step: CommonAttentionMetadata, requests: int, rows: int) -> CommonAttentionMetadata:

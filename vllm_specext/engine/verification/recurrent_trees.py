@@ -126,8 +126,8 @@ def with_recurrent_chains(base: Any) -> Any:
             return metadata
 
         def postprocess_state(self, idx_mapping: Tensor, num_sampled: Tensor | int, *args: Any, **kwargs: Any) -> None:
-            super().postprocess_state(idx_mapping, num_sampled, *args, **kwargs)
             if self._chains is not None and isinstance(num_sampled, Tensor):
                 self._chains.accept(num_sampled)
+            super().postprocess_state(idx_mapping, num_sampled, *args, **kwargs)
 
     return RecurrentChainState

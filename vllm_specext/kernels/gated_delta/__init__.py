@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vllm_specext.kernels.gated_delta import naive
-from vllm_specext.kernels.gated_delta.layer import GatedDeltaLayer, GatedDeltaRows, KeptRows, rows_before
+from vllm_specext.kernels.gated_delta.layer import BlockEnds, GatedDeltaLayer, GatedDeltaRows, KeptRows, rows_before
 from vllm_specext.kernels.pointers import HAS_TRITON
 
-__all__ = ["GatedDeltaLayer", "GatedDeltaRows", "KeptRows", "advance", "attend", "rows_before"]
+__all__ = ["BlockEnds", "GatedDeltaLayer", "GatedDeltaRows", "KeptRows", "advance", "attend", "rows_before"]
 
 
 def attend(
@@ -44,14 +44,19 @@ def attend(
 
 
 def advance(
-    layers: Sequence[GatedDeltaLayer], kept: KeptRows, slots: Sequence[Tensor], path: Tensor, counts: Tensor
+    layers: Sequence[GatedDeltaLayer],
+    kept: KeptRows,
+    slots: Sequence[Tensor],
+    path: Tensor,
+    counts: Tensor,
+    ends: BlockEnds | None = None,
 ) -> None:
     """Have the states of all ``layers`` go on along the rows ``path`` ``[R, L]`` int64, of which the first ``counts``
     ``[R]`` count. ``kept`` is what ``attend`` was given for each, and ``slots``, for each layer ``[R]`` int32, too.
-    The layers are alike in their shapes, strides and data types."""
+    The layers are alike in their shapes, strides and data types. ``ends``: where states stay on the way."""
     if path.is_cuda and HAS_TRITON:
         from vllm_specext.kernels.gated_delta import path_kernels
 
-        path_kernels.advance(layers, kept, slots, path, counts)
+        path_kernels.advance(layers, kept, slots, path, counts, ends)
     else:
-        naive.advance(layers, kept, slots, path, counts)
+        naive.advance(layers, kept, slots, path, counts, ends)

@@ -7,6 +7,7 @@ width ``K``, ``Hv`` value heads of width ``V``, ``W`` taps of the convolution.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,6 +77,17 @@ class KeptRows:
     """Queries, keys and values before the convolution, ``[L, T, C]``."""
     gates: Tensor
     """vLLM's ``a``, then ``b``, ``[L, T, 2 Hv]``."""
+
+
+@dataclass(frozen=True)
+class BlockEnds:
+    """Where states stay that a path passes on its way, because a block of tokens ends there, which another request may
+    go on from. A path passes one end at most."""
+
+    slots: Sequence[Tensor]
+    """State slots for them, for each layer ``[R]`` int32; a request's own slot where its path cannot pass an end."""
+    rows: Tensor
+    """How many rows of a path there are up to the end, ``[R]`` int32, at least 1."""
 
 
 def rows_before(visible: Tensor, taps: int) -> Tensor:

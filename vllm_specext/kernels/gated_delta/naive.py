@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vllm_specext.kernels.gated_delta.layer import GatedDeltaLayer, GatedDeltaRows, KeptRows
+from vllm_specext.kernels.gated_delta.layer import BlockEnds, GatedDeltaLayer, GatedDeltaRows, KeptRows
 from vllm_specext.tree.topology import unpack
 
 EPSILON = 1e-6
@@ -44,10 +44,21 @@ def attend(
 
 
 def advance(
-    layers: Sequence[GatedDeltaLayer], kept: KeptRows, slots: Sequence[Tensor], path: Tensor, counts: Tensor
+    layers: Sequence[GatedDeltaLayer],
+    kept: KeptRows,
+    slots: Sequence[Tensor],
+    path: Tensor,
+    counts: Tensor,
+    ends: BlockEnds | None = None,
 ) -> None:
-    for layer, mixed, gates, own in zip(layers, kept.mixed, kept.gates, slots, strict=True):
-        follow(mixed, gates, layer, own, path, counts)
+    for place, (layer, own) in enumerate(zip(layers, slots, strict=True)):
+        inputs = kept.mixed[place], kept.gates[place], layer
+        if ends is not None:
+            passed = ((ends.rows <= counts) & (ends.slots[place] != own)).nonzero()[:, 0]
+            here, there = own[passed].long(), ends.slots[place][passed].long()
+            layer.states[there], layer.conv_states[there] = layer.states[here], layer.conv_states[here]
+            follow(*inputs, there, path[passed], ends.rows[passed])
+        follow(*inputs, own, path, counts)
 
 
 def follow(mixed: Tensor, gates: Tensor, layer: GatedDeltaLayer, slots: Tensor, path: Tensor, counts: Tensor) -> Tensor:

@@ -14,13 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_specext.kernels.gated_delta.kernel import BLOCK_C, EPSILON, blocks, gating
-from vllm_specext.kernels.gated_delta.layer import GatedDeltaLayer, KeptRows
+from vllm_specext.kernels.gated_delta.layer import BlockEnds, GatedDeltaLayer, KeptRows
 from vllm_specext.kernels.pointers import Addresses
 
 BLOCK_V = 16
 """Values of a head that one program has."""
-ENTRIES = tl.constexpr(6)
-"""Addresses that the table has for a layer: last inputs, states, weights, decay, bias, slots."""
+ENTRIES = tl.constexpr(7)
+"""Addresses that the table has for a layer: last inputs, states, weights, decay, bias, slots, slots at block ends."""
 
 
 @triton.jit
@@ -58,7 +58,8 @@ def _follow_kernel(
     conv_like_ptr, stride_conv, stride_channel, stride_place,
     state_like_ptr, stride_state, stride_head, stride_key, stride_value,
     weight_like_ptr, stride_weight, decay_like_ptr, bias_like_ptr, slot_like_ptr,
-    path_ptr, stride_path, count_ptr, layers,
+    path_ptr, stride_path, count_ptr, end_ptr, layers,
+    ENDS: tl.constexpr,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, TAPS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
@@ -81,8 +82,12 @@ def _follow_kernel(
     real_key, real_value = key < KEYS, value < VALUES
     key_channel = (KEY_HEADS + head // (VALUE_HEADS // KEY_HEADS)) * KEYS + key
     value_channel = 2 * KEY_HEADS * KEYS + head * VALUES + value
-    places = state_ptr + slot * stride_state + head * stride_head
-    places += key[:, None] * stride_key + value[None, :] * stride_value
+    state_ptr += head * stride_head
+    inside = key[:, None] * stride_key + value[None, :] * stride_value
+    places = state_ptr + slot * stride_state + inside
+    if ENDS:
+        end = tl.load(end_ptr + request)
+        passed = tl.load(tl.load(entry + 6).to(slot_like_ptr.dtype) + request).to(tl.int64)
     real = real_key[:, None] & real_value[None, :]
     state = tl.load(places, mask=real, other=0).to(tl.float32)
     for place in range(tl.load(count_ptr + request)):
@@ -100,40 +105,70 @@ def _follow_kernel(
         state *= tl.exp(decay)
         updates = beta * (values - tl.sum(state * keys[:, None], 0))
         state += keys[:, None] * updates[None, :]
+        if ENDS:  # noqa: SIM102 - without them the kernel has no end
+            if place + 1 == end:
+                there = state_ptr + passed * stride_state + inside
+                tl.store(there, state.to(state_like_ptr.dtype.element_ty), mask=real)
     tl.store(places, state.to(state_like_ptr.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _shift(
+    mixed_ptr, stride_row, conv_ptr, into_ptr, stride_channel, stride_place, path_ptr, count, channel, real,
+    TAPS: tl.constexpr,
+):  # fmt: skip
+    """Have ``into_ptr`` hold the last inputs after ``count`` rows of a path, before which ``conv_ptr`` holds them."""
+    for kept in tl.static_range(TAPS - 1):
+        inputs = _input(
+            mixed_ptr, stride_row, conv_ptr, stride_channel, stride_place, path_ptr, count + kept - (TAPS - 1), channel,
+            real, TAPS,
+        )  # fmt: skip
+        places = into_ptr + channel * stride_channel + kept * stride_place
+        tl.store(places, inputs.to(into_ptr.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def _shift_kernel(
     table_ptr, mixed_ptr, stride_layer, stride_row, conv_like_ptr, stride_conv, stride_channel, stride_place,
-    slot_like_ptr, path_ptr, stride_path, count_ptr, layers,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK_C: tl.constexpr,
+    slot_like_ptr, path_ptr, stride_path, count_ptr, end_ptr, layers,
+    ENDS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(blocks of channels, requests * layers)``: the last inputs of the convolution become those of the path.
     What is read lies after all that was written, by the same thread."""
     layer, request = tl.program_id(1) % layers, tl.program_id(1) // layers
     entry = table_ptr + layer * ENTRIES
     slot = tl.load(tl.load(entry + 5).to(slot_like_ptr.dtype) + request).to(tl.int64)
-    conv_ptr = tl.load(entry).to(conv_like_ptr.dtype) + slot * stride_conv
+    convs_ptr = tl.load(entry).to(conv_like_ptr.dtype)
+    conv_ptr = convs_ptr + slot * stride_conv
     mixed_ptr += layer.to(tl.int64) * stride_layer
     path_ptr += request * stride_path
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     real = channel < CHANNELS
     count = tl.load(count_ptr + request)
-    for kept in tl.static_range(TAPS - 1):
-        inputs = _input(
-            mixed_ptr, stride_row, conv_ptr, stride_channel, stride_place, path_ptr, count + kept - (TAPS - 1), channel,
-            real, TAPS,
-        )  # fmt: skip
-        places = conv_ptr + channel * stride_channel + kept * stride_place
-        tl.store(places, inputs.to(conv_like_ptr.dtype.element_ty), mask=real)
+    if ENDS:
+        end = tl.load(end_ptr + request)
+        passed = tl.load(tl.load(entry + 6).to(slot_like_ptr.dtype) + request).to(tl.int64)
+        if (end <= count) & (passed != slot):
+            _shift(
+                mixed_ptr, stride_row, conv_ptr, convs_ptr + passed * stride_conv, stride_channel, stride_place,
+                path_ptr, end, channel, real, TAPS,
+            )  # fmt: skip
+    _shift(
+        mixed_ptr, stride_row, conv_ptr, conv_ptr, stride_channel, stride_place, path_ptr, count, channel, real, TAPS
+    )
 
 
 def advance(
-    layers: Sequence[GatedDeltaLayer], kept: KeptRows, slots: Sequence[Tensor], path: Tensor, counts: Tensor
+    layers: Sequence[GatedDeltaLayer],
+    kept: KeptRows,
+    slots: Sequence[Tensor],
+    path: Tensor,
+    counts: Tensor,
+    ends: BlockEnds | None = None,
 ) -> None:
     first, requests = layers[0], len(path)
-    table = _table(layers, slots)
+    table = _table(layers, slots, slots if ends is None else ends.slots)
+    rows = counts if ends is None else ends.rows
     keys, values = first.states.shape[2:]
     block_k, block_v = blocks(first, BLOCK_V)
     conv = first.conv_states, *first.conv_states.stride()
@@ -141,13 +176,13 @@ def advance(
     _follow_kernel[triton.cdiv(values, block_v), first.value_heads, requests * len(layers)](
         table, *mixed, kept.gates, *kept.gates.stride()[:2], *conv, first.states, *first.states.stride(),
         first.conv_weight, first.conv_weight.stride(0), first.decay, first.step_bias, slots[0],
-        path, path.stride(0), counts, len(layers),
+        path, path.stride(0), counts, rows, len(layers), ENDS=ends is not None,
         KEY_HEADS=first.key_heads, VALUE_HEADS=first.value_heads, KEYS=keys, VALUES=values, TAPS=first.taps,
         BLOCK_K=block_k, BLOCK_V=block_v, num_warps=4,
     )  # fmt: skip
     channels = kept.mixed.shape[2]
     _shift_kernel[triton.cdiv(channels, BLOCK_C), requests * len(layers)](
-        table, *mixed, *conv, slots[0], path, path.stride(0), counts, len(layers),
+        table, *mixed, *conv, slots[0], path, path.stride(0), counts, rows, len(layers), ENDS=ends is not None,
         CHANNELS=channels, TAPS=first.taps, BLOCK_C=BLOCK_C,
     )  # fmt: skip
 
@@ -155,10 +190,11 @@ def advance(
 _TABLES: dict[tuple[int, ...], Addresses] = {}
 
 
-def _table(layers: Sequence[GatedDeltaLayer], slots: Sequence[Tensor]) -> Tensor:
+def _table(layers: Sequence[GatedDeltaLayer], slots: Sequence[Tensor], ends: Sequence[Tensor]) -> Tensor:
     """``[L * ENTRIES]`` int64: where the kernels find what each layer has. Raises ``ValueError`` for layers that are
     not alike."""
-    found = Addresses(tensor for layer, own in zip(layers, slots, strict=True) for tensor in (*_tensors(layer), own))
+    entries = ((*_tensors(layer), *own) for layer, *own in zip(layers, slots, ends, strict=True))
+    found = Addresses(tensor for entry in entries for tensor in entry)
     if found.key not in _TABLES:
         if len({_shapes(layer) for layer in layers}) > 1:
             raise ValueError("layers with a gated delta rule differ in shapes, strides or data types")
