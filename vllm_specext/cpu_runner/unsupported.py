@@ -64,6 +64,7 @@ def refuse_unsupported(vllm_config: Any) -> None:
         "decode_context_parallel_size": (parallel.decode_context_parallel_size, 1),
         "enable_batch_sharded_sampling": (bool(parallel.enable_batch_sharded_sampling), False),
         "model (hybrid of attention and other layers than gated delta rules)": (is_other_hybrid(model), False),
+        "mamba_cache_mode == 'all'": (vllm_config.cache_config.mamba_cache_mode == "all", False),
         "enable_adaptive_verification": (bool(speculative and speculative.enable_adaptive_verification), False),
     }
     for name, (value, allowed) in settings.items():
