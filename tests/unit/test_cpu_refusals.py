@@ -49,7 +49,7 @@ def test_a_plain_configuration_is_served() -> None:
         ({"enable_batch_sharded_sampling": True}, "enable_batch_sharded_sampling is True"),
         ({"enable_adaptive_verification": True}, "enable_adaptive_verification is True"),
         ({"is_hybrid": True}, "hybrid of attention and other layers than gated delta rules"),
-        ({"mamba_cache_mode": "align"}, "--no-enable-prefix-caching"),
+        ({"mamba_cache_mode": "all"}, "mamba_cache_mode"),
         ({"watermark_config": "keyed"}, "watermark_config is 'keyed'"),
         ({"method": "ngram"}, "speculative method is 'ngram'"),
     ],
