@@ -7,7 +7,6 @@ finds beyond it that nobody has read it.
 READ: dict[str, tuple[str, ...]] = {
     "float16 is taken on a CPU with Triton, and rows of unequal length are convolved otherwise: ours runs for all "
     "types but bfloat16, and wherever drafts are verified.": ("gdn_attention.cpu_gdn_attention_core",),
-    "Another sentence where chunked prefill is off.": ("MambaModelConfig.verify_and_update_config",),
     "Where FlashInfer leaves states within a prompt, whose rows are vLLM's own kernels', and kernels for XPU.": (
         "GDNAttentionMetadataBuilder.build",
     ),

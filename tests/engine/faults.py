@@ -7,13 +7,7 @@ from tests.engine.apart import forget_what_prefixes_add_up_to, prefixes_apart  #
 from tests.engine.attention_faults import count_up_on_axes, forget_scales, forget_sinks, forget_windows  # noqa: F401
 from tests.engine.float8_weights import float8_beside_float32, float8_best_nodes, float8_every_draft  # noqa: F401
 from tests.engine.quantised import round_attention_otherwise, what_a_checkpoint_quantises_is_quantised  # noqa: F401
-from tests.engine.recurrent_faults import (  # noqa: F401  # noqa: F401
-    convolve_in_order,
-    go_on_as_chains,
-    keep_old_states,
-    leave_no_states,
-    stay_behind,
-)
+from tests.engine.recurrent_faults import *  # noqa: F403
 from tests.engine.sounds import give_states_of_layers, place_on_three_axes  # noqa: F401
 from tests.engine.walk_faults import accept_every_draft, accept_the_best_node_of_every_tree  # noqa: F401
 
