@@ -69,7 +69,7 @@ def module(folder: Path) -> Drafter:
     (embedding,) = (weight for name, weight in tensors.items() if name.endswith("embed_tokens.weight"))
     layer = model.layers[0]
     of_layer = {name.removeprefix("layers.0."): x for name, x in own.items() if name.startswith("layers.0.")}
-    layer.load_state_dict(_fused(of_layer, layer))
+    layer.load_state_dict(_fused(of_layer))
 
     def norm(x: Tensor, name: str) -> Tensor:
         model.norm.weight.data = own[f"{name}.weight"]
@@ -93,7 +93,7 @@ def module(folder: Path) -> Drafter:
     return run
 
 
-def _fused(tensors: dict[str, Tensor], layer: Any) -> dict[str, Tensor]:
+def _fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """With the experts together, as transformers' layer has them."""
     numbers = sorted({int(name.split(".")[2]) for name in tensors if name.startswith("mlp.experts.")})
     if not numbers:
