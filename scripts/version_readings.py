@@ -7,6 +7,9 @@ finds beyond it that nobody has read it.
 READ: dict[str, tuple[str, ...]] = {
     "float16 is taken on a CPU with Triton, and rows of unequal length are convolved otherwise: ours runs for all "
     "types but bfloat16, and wherever drafts are verified.": ("gdn_attention.cpu_gdn_attention_core",),
+    "Blocks are multiples of what FlashInfer's states within a prompt need, which the drafts do not change.": (
+        "Platform._align_hybrid_block_size",
+    ),
     "Where FlashInfer leaves states within a prompt, whose rows are vLLM's own kernels', and kernels for XPU.": (
         "GDNAttentionMetadataBuilder.build",
     ),

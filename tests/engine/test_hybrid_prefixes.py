@@ -17,7 +17,7 @@ from tests.engine.workload import GREEDY, requests
 Engines = Callable[..., Result]
 Asked = list[dict[str, Any]]
 
-BLOCK = 64
+BLOCK = 32
 KEEP_ALL: dict[str, Any] = {"prefix_cache_retention_interval": BLOCK}
 """By default vLLM keeps the states at the ends of prompts alone."""
 HITS = "vllm:prefix_cache_hits"
@@ -34,7 +34,7 @@ def conversations(engines: Engines, models: tuple[Path, Path]) -> tuple[list[Ask
     """Prompts, then such as go on a little after the first block of prompt and answer, before the recurrent layers have
     forgotten it; and the answers of plain decoding without a cache of prefixes."""
     plain = {"model": str(models[0]), "enable_prefix_caching": False}
-    first = [one["ids"][:40] for one in requests(6)]
+    first = [one["ids"][:20] for one in requests(6)]
     answers = engines(plain, rounds=[[turn(ids) for ids in first]])["outputs"]
     second = [(ids + answer["ids"])[: BLOCK + 2] for ids, answer in zip(first, answers, strict=True)]
     turns = [

@@ -106,6 +106,7 @@ OURS = {
     ("cpu_runner/noise.py", "keys.flags", "writeable"),
     ("methods/foreign_vocab/tokenizers/fast.py", "own", "encode_special_tokens"),
     ("methods/foreign_vocab/tokenizers/native.py", "definition.normalizer_spec", "add_dummy_prefix"),
+    ("engine/verification/state_pages.py", "own", "speculative_config"),  # a copy
     # What makes replacements, and marks them.
     ("engine/changes/replacements.py", "function", "__replaces__"),
     ("engine/changes/wrapping.py", "owner", "?"),

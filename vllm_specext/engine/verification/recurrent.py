@@ -17,6 +17,7 @@ from vllm.forward_context import get_forward_context
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.gated_delta_layers import layer_of, recurrent_layers
 from vllm_specext.engine.verification.recurrent_metadata import OneStateBackend, OneStateMetadata
+from vllm_specext.engine.verification.state_pages import keep_no_room_for_drafts
 from vllm_specext.kernels.gated_delta import BlockEnds, GatedDeltaLayer, GatedDeltaRows, KeptRows, advance, attend
 
 
@@ -27,7 +28,10 @@ class RecurrentLayers:
     def of(cls, vllm_config: VllmConfig, device: torch.device) -> "RecurrentLayers | None":
         """Those of the target of one of our methods; ``None`` where it has none."""
         modules = recurrent_layers(vllm_config)
-        return cls(modules, vllm_config, device) if modules else None
+        if not modules:
+            return None
+        keep_no_room_for_drafts()
+        return cls(modules, vllm_config, device)
 
     def __init__(self, modules: dict[str, Any], vllm_config: VllmConfig, device: torch.device) -> None:
         config, one = vllm_config.speculative_config, next(iter(modules.values()))
