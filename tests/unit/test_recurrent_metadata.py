@@ -4,11 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
 
 from tests.engine.hybrid import RECURRENT
 from vllm_specext.engine.config import SpecExtConfig
-from vllm_specext.engine.verification.recurrent_metadata import caches_prefixes
+from vllm_specext.engine.verification.recurrent_metadata import OneStateMetadata, caches_prefixes, find_slots
 from vllm_specext.engine.verification.state_pages import without_drafts
 from vllm_specext.errors import ConfigurationError
 
@@ -51,3 +52,43 @@ def test_our_drafts_make_no_state_larger() -> None:
 
     ours, theirs = SpecExtConfig.__new__(SpecExtConfig), SimpleNamespace(num_speculative_tokens=8)
     assert shape(ours) == shape(None) != shape(theirs)
+
+
+def metadata(block: int | None, table: torch.Tensor) -> OneStateMetadata:
+    counts = dict.fromkeys(
+        (
+            "prefills",
+            "prefill_tokens",
+            "decodes",
+            "decode_tokens",
+            "spec_decodes",
+            "spec_decode_tokens",
+            "actual_tokens",
+        ),
+        0,
+    )
+    slots = torch.full((2, 8), -1, dtype=torch.int32)[:, : len(table)]
+    named = {f"num_{name}": count for name, count in counts.items()}
+    return OneStateMetadata(**named, drafted=len(table), table=table, block=block, slots_and_ends=slots)
+
+
+def test_slots_are_those_of_the_blocks_of_last_and_next_tokens() -> None:
+    """Requests with 0, 3, 4 and 7 tokens before rows for 5, 2, 4 and 1 more; blocks of 4 tokens."""
+    starts = torch.tensor([0, 5, 7, 11, 12], dtype=torch.int32)
+    seq_lens = torch.tensor([5, 5, 8, 8], dtype=torch.int32)
+    tables = torch.arange(24, dtype=torch.int32).view(2, 4, 3)
+    groups = [metadata(4, table) for table in tables]
+    find_slots(groups, starts, seq_lens)
+    for group, table in zip(groups, tables, strict=True):
+        assert group.slots.tolist() == [table[0, 1], table[1, 1], table[2, 1], table[3, 1]]
+        assert group.ends.tolist() == [table[0, 0], table[1, 0], table[2, 1], table[3, 1]]
+        assert group.rows_to_ends is not None
+        assert group.rows_to_ends.tolist() == [4, 1, 4, 1]
+
+
+def test_a_request_has_one_slot_where_no_prefixes_are_cached() -> None:
+    table = torch.arange(6, dtype=torch.int32).view(2, 3)
+    group = metadata(None, table)
+    find_slots([group], torch.tensor([0, 5, 7]), torch.tensor([50, 20]))
+    assert group.slots.tolist() == [0, 3]
+    assert group.rows_to_ends is None

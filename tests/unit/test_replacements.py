@@ -49,6 +49,9 @@ OURS = {
     # Views of states in the cache, which are there to be written.
     ("engine/verification/recurrent.py", "own", "states"),
     ("engine/verification/recurrent.py", "own", "conv_states"),
+    ("engine/verification/recurrent_metadata.py", "step", "slots"),
+    ("engine/verification/recurrent_metadata.py", "step", "rows_to_ends"),
+    ("engine/verification/state_pages.py", "own", "speculative_config"),  # a copy
     ("cpu_runner/gated_delta.py", "layer", "states"),
     ("cpu_runner/gated_delta.py", "layer", "conv_states"),
     # Copies of our own.
@@ -106,7 +109,6 @@ OURS = {
     ("cpu_runner/noise.py", "keys.flags", "writeable"),
     ("methods/foreign_vocab/tokenizers/fast.py", "own", "encode_special_tokens"),
     ("methods/foreign_vocab/tokenizers/native.py", "definition.normalizer_spec", "add_dummy_prefix"),
-    ("engine/verification/state_pages.py", "own", "speculative_config"),  # a copy
     # What makes replacements, and marks them.
     ("engine/changes/replacements.py", "function", "__replaces__"),
     ("engine/changes/wrapping.py", "owner", "?"),

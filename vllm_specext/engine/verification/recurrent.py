@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
+from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.gated_delta_layers import layer_of, recurrent_layers
-from vllm_specext.engine.verification.recurrent_metadata import OneStateBackend, OneStateMetadata
+from vllm_specext.engine.verification.recurrent_metadata import OneStateBackend, OneStateMetadata, find_slots
 from vllm_specext.engine.verification.state_pages import keep_no_room_for_drafts
 from vllm_specext.kernels.gated_delta import BlockEnds, GatedDeltaLayer, GatedDeltaRows, KeptRows, advance, attend
 
@@ -43,9 +44,9 @@ class RecurrentLayers:
         )
         self._layers = {name: _Layer(module, self._kept, place) for place, (name, module) in enumerate(modules.items())}
 
-    def attach(self, metadata: dict[str, Any], rows: GatedDeltaRows, new: np.ndarray) -> None:
-        """Have the layers with this ``metadata`` of a step know the first ``rows`` for drafts. ``new``: places of those
-        of their requests that have no state yet."""
+    def attach(self, metadata: dict[str, Any], rows: GatedDeltaRows, batch: InputBatch, new: np.ndarray) -> None:
+        """Have the layers with this ``metadata`` of the step over ``batch`` know the first ``rows`` for drafts.
+        ``new``: places of those of their requests that have no state yet."""
         requests, most = len(rows.starts) - 1, self._kept.mixed.shape[1]
         if rows.num_rows > most:
             raise RuntimeError(f"drafts of a step have {rows.num_rows} rows, of which {most} can be kept")
@@ -54,6 +55,8 @@ class RecurrentLayers:
             if not isinstance(step, OneStateMetadata) or step.drafted != requests:
                 raise RuntimeError(f"the step's metadata of layer {name!r} does not know of its {requests} drafts")
             step.trees = rows
+        groups = {id(step): step for name in self._layers if (step := metadata[name])}
+        find_slots(groups.values(), rows.starts, batch.seq_lens[:requests])
         if len(new):
             self._clear(metadata, torch.from_numpy(new).to(rows.starts.device, non_blocking=True))
 
@@ -68,11 +71,10 @@ class RecurrentLayers:
         """Have the states go on along ``paths`` ``[V, L]`` int64 of rows, of which the first ``counts`` ``[V]`` were
         accepted, in the step that had this ``metadata``. Where prefixes are cached, those where blocks end stay."""
         steps = [metadata[name] for name in self._layers]
-        slots = [step.slots[: len(counts)] for step in steps]
-        ends = None
-        if (rows := steps[0].rows_to_ends) is not None:
-            ends = BlockEnds([step.ends[: len(counts)] for step in steps], rows[: len(counts)])
-        advance([layer.now() for layer in self._layers.values()], self._kept, slots, paths, counts, ends)
+        rows = steps[0].rows_to_ends
+        ends = None if rows is None else BlockEnds([step.ends for step in steps], rows)
+        layers, slots = [layer.now() for layer in self._layers.values()], [step.slots for step in steps]
+        advance(layers, self._kept, slots, paths, counts, ends)
 
 
 def _most_rows(vllm_config: VllmConfig) -> int:
@@ -100,9 +102,7 @@ class _Layer:
     def verify(self, step: OneStateMetadata, mixed: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
         """Write what the rows of the trees of ``step`` get to ``out``, and keep what they were."""
         assert step.trees is not None
-        assert step.slots is not None
-        slots = step.slots[: step.drafted]
-        attend(mixed, a, b, self.now(), step.trees, slots, self._kept, self._place, out)
+        attend(mixed, a, b, self.now(), step.trees, step.slots, self._kept, self._place, out)
 
 
 @replaces(

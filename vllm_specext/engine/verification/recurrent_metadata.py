@@ -4,7 +4,8 @@ vLLM's own way to verify drafts has a state for each row. Its metadata is built 
 rows of trees there is none of it, and the others are a step of their own.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,19 +26,24 @@ from vllm_specext.kernels.gated_delta import GatedDeltaRows
 class OneStateMetadata(GDNAttentionMetadata):
     """Metadata of a step whose first requests verify drafts."""
 
-    drafted: int = 0
+    drafted: int = field(kw_only=True)
     """How many requests do."""
-    slots: Tensor | None = None
-    """The state slots of all requests, ``[R]`` int32."""
-    ends: Tensor | None = None
-    """Where prefixes are cached: the slots of the blocks in which the requests' next tokens lie, ``[R]`` int32. They
-    get the states where these blocks end."""
+    table: Tensor = field(kw_only=True)
+    """Their block table ``[V, blocks]`` int32, of state slots."""
+    block: int | None = None
+    """Where prefixes are cached: the tokens in a block. Else each request has one slot."""
+    slots_and_ends: Tensor = field(kw_only=True)
+    """The state slots that they have in this step; and where prefixes are cached, those of the blocks in which their
+    next tokens lie, which get the states where these blocks end: ``[2, V]`` int32. `find_slots` fills it in."""
     rows_to_ends: Tensor | None = None
-    """How many rows there are up to there, ``[R]`` int32."""
+    """How many rows there are up to there, ``[V]`` int32; ``None`` where no prefixes are cached."""
     others: GDNAttentionMetadata | None = None
     """vLLM's metadata of the rows after them, as a step of their own; ``None`` where there are none."""
     trees: GatedDeltaRows | None = None
     """The rows of these requests."""
+
+    def __post_init__(self) -> None:
+        self.slots, self.ends = self.slots_and_ends
 
 
 class OneStateBackend(GDNAttentionBackend):
@@ -52,12 +58,11 @@ class OneStateBuilder(GDNAttentionMetadataBuilder):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_spec, self.use_spec_decode = 0, False
-        self._block = self.kv_cache_spec.block_size
-        self._caches_prefixes = caches_prefixes(self.vllm_config, self._block)
+        block = self.kv_cache_spec.block_size
+        self._block = block if caches_prefixes(self.vllm_config, block) else None
         # A captured graph reads the slots of states, and tables of addresses name both rows.
         requests = self.vllm_config.scheduler_config.max_num_seqs
         self._slots = torch.zeros(2, requests, dtype=torch.int32, device=self.device)
-        self._requests = torch.arange(requests, device=self.device)
 
     def build(
         self,
@@ -74,15 +79,6 @@ class OneStateBuilder(GDNAttentionMetadataBuilder):
             return super().build(common_prefix_len, step)
         rows = int(step.query_start_loc_cpu[drafted])
         total = int(step.query_start_loc_cpu[-1])
-        slots, ends = self._slots[:, : step.num_reqs]
-        rows_to_ends = None
-        if self._caches_prefixes:
-            computed = step.seq_lens - step.query_start_loc.diff()
-            columns = torch.stack(((step.seq_lens - 1).clamp(min=0), computed)) // self._block
-            self._slots[:, : step.num_reqs] = step.block_table_tensor[self._requests[: step.num_reqs], columns]
-            rows_to_ends = self._block - computed % self._block
-        else:
-            slots.copy_(step.block_table_tensor[: step.num_reqs, 0])
         return OneStateMetadata(
             num_prefills=0,
             num_prefill_tokens=0,
@@ -92,15 +88,32 @@ class OneStateBuilder(GDNAttentionMetadataBuilder):
             num_spec_decode_tokens=0,
             num_actual_tokens=total,
             drafted=drafted,
-            slots=slots,
-            ends=None if rows_to_ends is None else ends,
-            rows_to_ends=rows_to_ends,
+            table=step.block_table_tensor[:drafted],
+            block=self._block,
+            slots_and_ends=self._slots[:, :drafted],
             others=super().build(common_prefix_len, _after(step, drafted, rows)) if total > rows else None,
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> GDNAttentionMetadata:
         drafted = common_attn_metadata.query_start_loc_cpu.diff() - 1
         return self.build(0, common_attn_metadata, num_decode_draft_tokens_cpu=drafted)
+
+
+def find_slots(steps: Iterable[OneStateMetadata], starts: Tensor, seq_lens: Tensor) -> None:
+    """Fill in where states lie in ``steps``, the metadata that one step has for each cache group. The rows of its
+    requests begin at ``starts`` ``[V + 1]`` int32, and end with ``seq_lens`` ``[V]`` int32 tokens."""
+    columns = rows = None
+    for step in steps:
+        if step.block is None:
+            step.slots.copy_(step.table[:, 0])
+            continue
+        if columns is None:  # blocks of all groups are as long
+            computed = seq_lens - starts.diff()
+            # What is captured may have fewer tokens than rows.
+            columns = torch.stack((seq_lens - 1, computed)).clamp_(min=0).long() // step.block
+            rows = step.block - computed % step.block
+        torch.gather(step.table.T, 0, columns, out=step.slots_and_ends)
+        step.rows_to_ends = rows
 
 
 def caches_prefixes(vllm_config: VllmConfig, block: int) -> bool:

@@ -58,7 +58,7 @@ class RecurrentTrees:
         before.copy_(rows_before(layout.visible, self.layers.taps))
         rows = GatedDeltaRows(layout.starts, layout.visible, before, layout.rows, self.layers.levels)
         captured = layout.chain_positions is None
-        self.layers.attach(metadata, rows, without_state(batch, 0 if captured else layout.requests))
+        self.layers.attach(metadata, rows, batch, without_state(batch, 0 if captured else layout.requests))
 
     def accept(self, metadata: dict[str, Any], paths: AcceptedPaths, counts: Tensor) -> None:
         """The first ``counts`` ``[V]`` nodes of the ``paths`` were accepted."""
@@ -91,7 +91,7 @@ class RecurrentChains:
             int(batch.query_start_loc_np[requests]),
             self.layers.levels,
         )
-        self.layers.attach(metadata, rows, without_state(batch, 0 if for_capture else requests))
+        self.layers.attach(metadata, rows, batch, without_state(batch, 0 if for_capture else requests))
         self._begun = metadata, rows
 
     def accept(self, num_sampled: Tensor) -> None:
