@@ -51,10 +51,10 @@ OURS = {
     ("engine/verification/recurrent.py", "own", "conv_states"),
     ("engine/verification/recurrent_metadata.py", "step", "slots"),
     ("engine/verification/recurrent_metadata.py", "step", "rows_to_ends"),
-    ("engine/verification/state_pages.py", "own", "speculative_config"),  # a copy
     ("cpu_runner/gated_delta.py", "layer", "states"),
     ("cpu_runner/gated_delta.py", "layer", "conv_states"),
     # Copies of our own.
+    ("engine/verification/state_pages.py", "own", "speculative_config"),
     ("engine/drafting/loading.py", "own", "compilation_config"),
     ("engine/config.py", "own", "parallel_drafting"),
     ("methods/eagle/at_once.py", "own", "speculative_config"),
