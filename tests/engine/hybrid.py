@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import nn
 
+from tests.engine.conftest import of_method
 from tests.engine.workload import copy_tokenizer
 
 KEYS: dict[str, Any] = {
@@ -30,7 +31,6 @@ KEYS: dict[str, Any] = {
 RECURRENT = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 32,
-    "linear_value_head_dim": 48,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
@@ -62,23 +62,26 @@ PLACEHOLDERS = {
     "video_token_id": 2047,
 }
 
+NODES, LEVELS = 24, 5
+"""Of draft trees."""
 SHARPNESS = 10
 """What makes random scores so far apart that sampled tokens are mostly likely ones."""
 
 
-def make_hybrid(folder: Path, share: float = 0.009, sees: bool = False) -> tuple[Path, Path]:
-    """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add. The target is a
-    Qwen3-Next, or a Qwen3.5 that ``sees``, whose eyes stay shut here."""
+def make_hybrid(folder: Path, share: float = 0.009, sees: bool = False, value_dim: int = 48) -> tuple[Path, Path]:
+    """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add; ``value_dim``: their
+    values' width. The target is a Qwen3-Next, or a Qwen3.5 that ``sees``, whose eyes stay shut here."""
     torch.manual_seed(0)
     drafter = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**KEYS, num_hidden_layers=ATTENTION))
-    target = _qwen3_5() if sees else _qwen3_next()
-    text = target.model.language_model if sees else target.model
+    text = KEYS | RECURRENT | LAYERS | {"linear_value_head_dim": value_dim}
+    target = _qwen3_5(text) if sees else _qwen3_next(text)
+    body = target.model.language_model if sees else target.model
     with torch.no_grad():
         for model in (drafter, target):
             for name, weight in model.named_parameters():
                 if weight.ndim > 1:
                     weight.normal_(0, 0.5 if "conv1d" in name else 0.08)
-        for place, layer in enumerate(text.layers):
+        for place, layer in enumerate(body.layers):
             if KINDS[place] == "linear_attention":
                 layer.linear_attn.out_proj.weight.mul_(share)
                 layer.linear_attn.A_log.uniform_(-3, 0)
@@ -88,7 +91,7 @@ def make_hybrid(folder: Path, share: float = 0.009, sees: bool = False) -> tuple
                         weight.mul_(share)
             else:
                 _copy(drafter.model.layers[place // PERIOD], layer)
-        text.embed_tokens.weight.copy_(drafter.model.embed_tokens.weight)
+        body.embed_tokens.weight.copy_(drafter.model.embed_tokens.weight)
         drafter.lm_head.weight.mul_(SHARPNESS)
         target.lm_head.weight.copy_(drafter.lm_head.weight)
     paths = folder / "target", folder / "drafter"
@@ -99,13 +102,26 @@ def make_hybrid(folder: Path, share: float = 0.009, sees: bool = False) -> tuple
     return paths
 
 
-def _qwen3_next() -> Any:
-    return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**KEYS, **RECURRENT, **LAYERS, **EXPERTS))
+def one_layer(target: Path) -> Any:
+    """The configuration of a hybrid ``target`` with a single layer, which is attention."""
+    config = transformers.AutoConfig.from_pretrained(target).get_text_config()
+    own = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
+    return type(config).from_dict(config.to_dict() | own)
 
 
-def _qwen3_5() -> Any:
-    text = KEYS | RECURRENT | LAYERS | {"mtp_num_hidden_layers": 1, "rope_parameters": KEYS["rope_parameters"] | AXES}
-    config = transformers.Qwen3_5Config(text_config=text, vision_config=EYES, **PLACEHOLDERS)
+def hybrid_tree(models: tuple[Path, Path], nodes: int = NODES, top_k: int = 4, **own: Any) -> dict[str, Any]:
+    """Draft trees of ``make_hybrid``'s drafter for its target."""
+    target, drafter = models
+    return of_method("draft-model-tree", drafter, nodes, top_k, tree_depth=LEVELS, **own) | {"model": str(target)}
+
+
+def _qwen3_next(text: dict[str, Any]) -> Any:
+    return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**text, **EXPERTS))
+
+
+def _qwen3_5(text: dict[str, Any]) -> Any:
+    own = text | {"mtp_num_hidden_layers": 1, "rope_parameters": text["rope_parameters"] | AXES}
+    config = transformers.Qwen3_5Config(text_config=own, vision_config=EYES, **PLACEHOLDERS)
     return transformers.Qwen3_5ForConditionalGeneration(config)
 
 

@@ -13,7 +13,7 @@ def go_on_as_chains() -> None:
     stock = recurrent.advance
 
     def advance(layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor, ends: Any) -> None:
-        rows = path[:, :1] + torch.arange(path.shape[1])
+        rows = path[:, :1] + torch.arange(path.shape[1], device=path.device)
         stock(layers, kept, slots, rows.clamp(max=kept.mixed.shape[1] - 1), counts, ends)
 
     recurrent.advance = advance

@@ -89,7 +89,12 @@ def test_greedy_requests_have_the_tokens_of_plain_decoding_where_drafts_are_draw
     assert accepted(result) > 30
 
 
-LISTING = ({"logprob_token_ids": [198, 11, 220]}, {"logprobs": 2}, {"logprob_token_ids": [5], "logprobs": 1}, {})
+LISTING: tuple[dict[str, Any], ...] = (
+    {"logprob_token_ids": [198, 11, 220]},
+    {"logprobs": 2},
+    {"logprob_token_ids": [5], "logprobs": 1},
+    {},
+)
 
 
 @pytest.mark.parametrize("method", DRAWN)

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from tests.engine.conftest import ROUND, Result, any_sizes, eagle3, of_method, tree
-from tests.engine.hybrid import make_hybrid
+from tests.engine.hybrid import LEVELS, NODES, hybrid_tree, make_hybrid
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import differing, is_noticed
@@ -21,7 +21,7 @@ from tests.engine.workload import DFLASH, FOREIGN_BYTES, GREEDY
 
 Engines = Callable[..., Result]
 
-NODES, TOP_K, LEVELS = 24, 4, 5
+GRAPHS = [2, 5, 8]
 TIGHT: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "num_gpu_blocks_override": 22,
@@ -48,11 +48,6 @@ def predicted(llm: dict[str, Any]) -> dict[str, Any]:
     return {"speculative_config": llm["speculative_config"] | {"prediction_tokens": 16}}
 
 
-def trees(models: tuple[Path, Path], nodes: int = NODES, top_k: int = TOP_K, **own: Any) -> dict[str, Any]:
-    target, drafter = models
-    return of_method("draft-model-tree", drafter, nodes, top_k, tree_depth=LEVELS, **own) | {"model": str(target)}
-
-
 def test_plain_tokens_are_those_of_transformers(engines: Engines, models: tuple[Path, Path]) -> None:
     torch.manual_seed(1)
     prompts = [torch.randint(4, 2048, (length,)).tolist() for length in (1, 3, 64, 65, 200)]
@@ -64,14 +59,23 @@ def test_plain_tokens_are_those_of_transformers(engines: Engines, models: tuple[
         assert output["ids"] == expected[0, len(ids) :].tolist()
 
 
-@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.extended), True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({}, id="sync", marks=pytest.mark.extended),
+        pytest.param({"keep_async": True}, id="async", marks=pytest.mark.extended),
+        pytest.param({"keep_async": True, "graphs": GRAPHS}, id="padded"),
+    ],
+)
 def test_trees_give_the_tokens_of_plain_decoding(
-    engines: Engines, models: tuple[Path, Path], plain: Result, asynchronous: bool
+    engines: Engines, models: tuple[Path, Path], plain: Result, how: dict[str, Any]
 ) -> None:
-    result = engines(trees(models), keep_async=asynchronous)
+    """Where there are graphs, the target's batches have rows of no request, as on a GPU."""
+    result = engines(hybrid_tree(models), **how)
     assert differing(result, plain) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 150
     assert result["sizes"][str(NODES)] > 60
+    assert set(result.get("replays", [])) == set(how.get("graphs", []))
 
 
 @pytest.mark.extended
@@ -82,13 +86,13 @@ def test_drafts_in_bfloat16_reach_the_recurrent_layers(engines: Engines, models:
     prompts = [torch.randint(4, 2048, (length,)).tolist() for length in (3, 20, 33, 64, 70, 100, 130, 200)]
     asked = [{"ids": ids, "sampling": GREEDY | {"max_tokens": 12, "ignore_eos": True}} for ids in prompts]
     plain = engines({"model": str(models[0]), "enable_prefix_caching": False}, rounds=[asked])
-    result = engines(trees(models) | {"dtype": "bfloat16"}, rounds=[asked], keep_async=True)
+    result = engines(hybrid_tree(models) | {"dtype": "bfloat16"}, rounds=[asked], keep_async=True)
     same = [one["ids"][:6] == other["ids"][:6] for one, other in zip(result["outputs"], plain["outputs"], strict=True)]
     assert sum(same) >= 4
 
 
 def test_where_memory_and_steps_are_tight(engines: Engines, models: tuple[Path, Path], plain: Result) -> None:
-    result = engines(trees(models, nodes=8) | TIGHT, keep_async=True)
+    result = engines(hybrid_tree(models, nodes=8) | TIGHT, keep_async=True)
     assert differing(result, plain) == []
     assert result["counters"]["vllm:num_preemptions"] > 0
 
@@ -105,14 +109,14 @@ def test_where_memory_and_steps_are_tight(engines: Engines, models: tuple[Path, 
     ],
 )
 def test_a_deliberate_fault_is_noticed(engines: Engines, models: tuple[Path, Path], plain: Result, fault: str) -> None:
-    assert is_noticed(engines, plain, trees(models), fault)
+    assert is_noticed(engines, plain, hybrid_tree(models), fault)
 
 
 @pytest.mark.extended
 def test_any_sizes_and_depths_give_the_tokens_of_plain_decoding(
     engines: Engines, models: tuple[Path, Path], plain: Result
 ) -> None:
-    result = engines(any_sizes(trees(models)), keep_async=True, sabotage="draw_sizes")
+    result = engines(any_sizes(hybrid_tree(models)), keep_async=True, sabotage="draw_sizes")
     assert differing(result, plain) == []
     assert len([depth for depth, count in result["depths"].items() if count > 10]) >= 2
 
@@ -147,8 +151,10 @@ def test_other_methods_with_predictions_do(
 def test_chains_do(engines: Engines, models: tuple[Path, Path], plain: Result, method: str, least: int) -> None:
     """The foreign methods have a drafter whose tokens are the target's, because no other knows what this one says."""
     target, drafter = models
-    llm = trees(models, nodes=LEVELS, top_k=1) if method == "draft-model-tree" else foreign(method, drafter)
-    result = engines(llm | {"model": str(target)}, keep_async=True)
+    llm, how = foreign(method, drafter), {}
+    if method == "draft-model-tree":
+        llm, how = hybrid_tree(models, nodes=LEVELS, top_k=1), {"graphs": GRAPHS}
+    result = engines(llm | {"model": str(target)}, keep_async=True, **how)
     assert differing(result, plain) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > least
 
@@ -165,4 +171,4 @@ def test_drawn_drafts_do_where_they_are_greedy(engines: Engines, models: tuple[P
 
 @pytest.mark.extended
 def test_a_deliberate_fault_in_a_chain_is_noticed(engines: Engines, models: tuple[Path, Path], plain: Result) -> None:
-    assert is_noticed(engines, plain, trees(models, nodes=LEVELS, top_k=1), "stay_behind")
+    assert is_noticed(engines, plain, hybrid_tree(models, nodes=LEVELS, top_k=1), "stay_behind")

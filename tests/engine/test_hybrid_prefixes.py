@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import Result
-from tests.engine.hybrid import make_hybrid
+from tests.engine.hybrid import LEVELS, hybrid_tree, make_hybrid
 from tests.engine.test_given import PREDICTION
-from tests.engine.test_hybrid import LEVELS, trees
 from tests.engine.test_lossless import differing
 from tests.engine.workload import GREEDY, requests
 
@@ -50,7 +49,7 @@ def turn(ids: list[int], predicted: list[int] | None = None) -> dict[str, Any]:
 
 
 def drafting(models: tuple[Path, Path], nodes: int = 24, top_k: int = 4) -> dict[str, Any]:
-    return trees(models, nodes, top_k, prediction_tokens=LEVELS) | KEEP_ALL
+    return hybrid_tree(models, nodes, top_k, prediction_tokens=LEVELS) | KEEP_ALL
 
 
 @pytest.mark.parametrize(("nodes", "top_k"), [(24, 4), pytest.param(LEVELS, 1, marks=pytest.mark.extended)])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, of_method, small, tree
+from tests.engine.hybrid import hybrid_tree, make_hybrid
 from tests.engine.p_eagle import p_eagle_tree
 from tests.engine.pard import pard_tree
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
@@ -115,6 +116,19 @@ def test_two_ranks_draft_with_the_targets_own_module(two_ranks: Engines, mimo: P
     result = two_ranks(mtp(mimo))
     assert differing(result, two_ranks({"model": str(mimo)})) == []
     assert result["sizes"]["24"] > 50
+
+
+def test_two_ranks_share_the_heads_of_recurrent_layers(
+    two_ranks: Engines, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The drafter knows all but these. Its own tokens are drafted as a chain, too, which vLLM's rule verifies."""
+    models = make_hybrid(tmp_path_factory.mktemp("hybrid"))
+    plain = two_ranks({"model": str(models[0])})
+    for llm in (hybrid_tree(models), foreign("slem", models[1]) | {"model": str(models[0])}):
+        result = two_ranks(llm)
+        assert differing(result, plain) == []
+        assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
+    assert differing(two_ranks(hybrid_tree(models), sabotage="go_on_as_chains"), plain) != []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
