@@ -182,6 +182,8 @@ RELEASED = (
     eagle3("mistralai/Mistral-Small-24B-Instruct-2501", "cvalgian/EAGLE3-Mistral-Small-24B-Instruct-2501"),
     eagle("mistralai/Mixtral-8x7B-Instruct-v0.1", "yuhuili/EAGLE-mixtral-instruct-8x7B"),
     module("XiaomiMiMo/MiMo-7B-RL"),
+    module("zai-org/GLM-4.5"),
+    module("baidu/ERNIE-4.5-21B-A3B-PT"),
 )
 """The rows of a target stand together. Where there is no drafter, the method needs none."""
 

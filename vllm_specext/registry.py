@@ -180,7 +180,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             name="mtp-tree",
-            summary="trees of the target's own multi-token prediction module, as MiMo, Qwen3-Next and Qwen3.5 have it",
+            summary="trees of the target's own multi-token prediction module, as Qwen3.5, GLM 4.5 and MiMo have it",
             options=MtpTreeOptions,
             declares=Declaration(
                 reads=Reads.HIDDEN_STATES,

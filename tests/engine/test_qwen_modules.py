@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from tests.engine.conftest import ROUND, Result, eagle3, of_method
-from tests.engine.hybrid import make_hybrid
-from tests.engine.qwen_module import add_module, module
+from tests.engine.hybrid import make_hybrid, one_layer
+from tests.engine.modules import OF_QWEN, Module, add_module
 from tests.engine.test_given import predicting
 from tests.engine.test_lossless import differing
 from tests.engine.test_tree_drafting import REQUEST, Replay, accepted, drafts, record
@@ -35,7 +34,7 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Qwen3-Next's module has experts; Qwen3.5 counts positions on three axes."""
     sees = request.param == "qwen3.5"
     folder, _ = make_hybrid(tmp_path_factory.mktemp("hybrid"), sees=sees)
-    add_module(folder)
+    add_module(folder, OF_QWEN, one_layer(folder))
     return {"model": str(folder)} | (ALL_BUT_EYES if sees else {})
 
 
@@ -69,8 +68,8 @@ def test_every_level_of_every_draft_is_that_of_transformers_parts(
     whole = {"enable_prefix_caching": False}  # otherwise vLLM reads prompts in parts, that end where blocks do
     sequence, passes = record(engines, tmp_path / "passes.pt", trees(target) | whole, torchvision=True)
     assert sequence[: len(REQUEST["ids"])] == REQUEST["ids"]
-    folder = Path(target["model"])
-    replay = Replay(module(folder), load_file(folder / "model.safetensors")["lm_head.weight"])
+    module = Module(Path(target["model"]), OF_QWEN)
+    replay = Replay(module, module.logits)
     made = drafts(passes)
     assert len(made) >= 5
     for first, levels in made:

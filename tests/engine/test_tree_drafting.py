@@ -56,11 +56,11 @@ def accepted(first: Pass, levels: list[Pass]) -> Pass:
 class Replay:
     """The plain drafter with its own keys and values, fed with what the engine's drafter was fed with."""
 
-    def __init__(self, drafter: Drafter, head: Tensor | None = None) -> None:
-        """``head``: the output layer ``[tokens, d]``, unless it is the bundled target's."""
+    def __init__(self, drafter: Drafter, logits: Callable[[Tensor], Tensor] | None = None) -> None:
+        """``logits``: of features ``[..., d]``, unless the bundled target's output layer scores them."""
         self.drafter = drafter
-        bundled = load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"]
-        self.head = (bundled if head is None else head).float()
+        head = load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"].float()
+        self.logits = logits or (lambda features: features @ head.T)
         self.prefix: KV | None = None
         self.largest = 0.0
         """Difference of two features, as a share of the largest number where that is above 1."""
@@ -72,7 +72,7 @@ class Replay:
         causal = torch.ones(length, length, dtype=torch.bool).tril()[start:]
         predict, regress, self.prefix = self._run(first, causal, self.prefix)
         sharpness = first["sharpness"].expand(1, TOP_K)
-        growing = Expansion(*best_tokens(predict[:, -1] @ self.head.T, TOP_K, sharpness[:, 0]), LEVELS)
+        growing = Expansion(*best_tokens(self.logits(predict[:, -1]), TOP_K, sharpness[:, 0]), LEVELS)
         features, past = regress[:, -1:].expand(-1, TOP_K, -1), self.prefix
         for level, one in enumerate(levels):
             frontier = growing.frontier
@@ -84,7 +84,7 @@ class Replay:
             seen = torch.ones(TOP_K, length, dtype=torch.bool)
             mask = torch.cat((seen, unpack(frontier.visible[0], (level + 1) * TOP_K)), dim=-1)
             predict, regress, past = self._run(one, mask, past)
-            growing.grow(*best_tokens(predict @ self.head.T, TOP_K, sharpness))
+            growing.grow(*best_tokens(self.logits(predict), TOP_K, sharpness))
 
     def _run(self, one: Pass, mask: Tensor, past: KV | None) -> tuple[Tensor, Tensor, KV]:
         inputs = one["ids"].long()[None], one["features"][None], one["positions"][None]

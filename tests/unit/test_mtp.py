@@ -15,11 +15,13 @@ from vllm_specext.methods.stock.checkpoint import INDEX
 from vllm_specext.options.trees import MtpTreeOptions
 from vllm_specext.refusals import Launch
 
+LAYERS = 12
+
 
 def launch(folder: Path, architecture: str, load_format: str = "auto", **config: Any) -> Launch:
     model = SimpleNamespace(
         architecture=architecture,
-        hf_text_config=SimpleNamespace(**config),
+        hf_text_config=SimpleNamespace(num_hidden_layers=LAYERS, **config),
         model=str(folder),
         model_weights="",
         revision=None,
@@ -42,7 +44,7 @@ def save(folder: Path, name: str, in_parts: bool = False) -> Path:
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_a_target_with_one_module_drafts_with_it(tmp_path: Path, architecture: str, in_parts: bool) -> None:
     modules = TARGETS[architecture]
-    save(tmp_path, f"{modules.prefix}0.weight", in_parts)
+    save(tmp_path, f"{modules.prefix.format(layers=LAYERS)}0.weight", in_parts)
     fields = prepare(MtpTreeOptions(), launch(tmp_path, architecture, **{modules.key: 1})).fields
     assert (fields["model"], fields["quantization"]) == (str(tmp_path), "fp8")
 
@@ -50,7 +52,7 @@ def test_a_target_with_one_module_drafts_with_it(tmp_path: Path, architecture: s
 @pytest.mark.parametrize("architecture", TARGETS)
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_one_that_was_saved_without_is_refused(tmp_path: Path, architecture: str, in_parts: bool) -> None:
-    save(tmp_path, "model.layers.0.mlp.weight", in_parts)
+    save(tmp_path, f"model.layers.{LAYERS - 1}.mlp.weight", in_parts)
     config = {TARGETS[architecture].key: 1}
     with pytest.raises(ConfigurationError, match=r"has no multi-token prediction module.*begins with") as raised:
         prepare(MtpTreeOptions(), launch(tmp_path, architecture, **config))
@@ -63,6 +65,7 @@ def test_one_that_was_saved_without_is_refused(tmp_path: Path, architecture: str
     [
         ("MiMoForCausalLM", {}, "num_nextn_predict_layers is 0"),
         ("MiMoForCausalLM", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2"),
+        ("Glm4MoeForCausalLM", {"num_nextn_predict_layers": 0}, "num_nextn_predict_layers is 0"),
         ("Qwen3NextForCausalLM", {"num_nextn_predict_layers": 3}, "num_nextn_predict_layers is 3"),
         ("Qwen3_5ForConditionalGeneration", {"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers is 0"),
         ("DeepseekV3ForCausalLM", {}, "Qwen3NextForCausalLM"),

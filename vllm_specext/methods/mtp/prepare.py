@@ -24,11 +24,18 @@ class Modules:
     absent: int
     """The number where the configuration does not say it."""
     prefix: str
-    """With which the names of the modules' tensors begin."""
+    """With which the names of the modules' tensors begin; of ``{layers}`` layers before it."""
 
 
 _QWEN3_5 = Modules("mtp_num_hidden_layers", 1, "mtp.")
+_EXAONE = Modules("num_nextn_predict_layers", 0, "mtp.")
+_LAST_LAYER = Modules("num_nextn_predict_layers", 0, "model.layers.{layers}.")
 TARGETS = {
+    "Ernie4_5_MoeForCausalLM": Modules("num_nextn_predict_layers", 0, "model.mtp_block."),
+    "ExaoneMoEForCausalLM": _EXAONE,
+    "ExaoneMoeForCausalLM": _EXAONE,
+    "Glm4MoeForCausalLM": _LAST_LAYER,
+    "HYV3ForCausalLM": _LAST_LAYER,
     "MiMoForCausalLM": Modules("num_nextn_predict_layers", 0, "model.mtp_layers."),
     "Qwen3NextForCausalLM": Modules("num_nextn_predict_layers", 1, "mtp."),
     "Qwen3_5ForCausalLM": _QWEN3_5,
@@ -49,7 +56,8 @@ def prepare(options: MtpTreeOptions, launch: Launch) -> Prepared:
         )
     modules = TARGETS[architecture]
     # With several modules each drafts one position, and a level of a tree would need one module's caches for all.
-    number = getattr(launch.model.hf_text_config, modules.key, modules.absent)
+    config = launch.model.hf_text_config
+    number = getattr(config, modules.key, modules.absent)
     if number != 1:
         raise ConfigurationError(
             f"the target's {modules.key} is {number!r}; method {options.method!r} needs one module, which is 1."
@@ -57,7 +65,8 @@ def prepare(options: MtpTreeOptions, launch: Launch) -> Prepared:
     # vLLM's own way to name the target's checkpoint, with the target's quantisation.
     checkpoint = launch.model.model_weights or launch.model.model
     if launch.arguments.load_format in ("auto", "hf", "safetensors"):
-        _check_weights(checkpoint, launch.model.revision, modules.prefix, options.method)
+        prefix = modules.prefix.format(layers=config.num_hidden_layers)
+        _check_weights(checkpoint, launch.model.revision, prefix, options.method)
     return Prepared({**fields_of(options), "model": checkpoint, "quantization": launch.model.quantization})
 
 

@@ -1,0 +1,138 @@
+"""Multi-token prediction modules in the layouts of released targets, of random weights, and the same out of
+transformers' parts.
+
+A module is a decoder layer, which is transformers' own, with a projection before it and norms around it. The layer is
+saved as a model of one layer in the folder ``MODULE`` of the target, whose file has the same weights by other names.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vllm_specext.methods.layers import KV, extend
+
+MODULE = "module"
+WEIGHTS = "model.safetensors"
+LAYER = "model.layers.0."
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of a module's tensors, and what differs between modules."""
+
+    layer: str
+    """With which the names of its layer's tensors begin."""
+    projection: str
+    of_embedding: str
+    of_hidden: str
+    last: str | None
+    """The norm after the layer."""
+    norm_belongs_to_head: bool = False
+    """Whether the module itself goes on from what the last norm is given."""
+    sees_first_token: bool = True
+    """Whether the embedding at position 0 is read, which has no hidden state before it."""
+
+    def norms(self) -> list[str]:
+        return [name for name in (self.of_embedding, self.of_hidden, self.last) if name]
+
+
+OF_QWEN = Layout("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+"""Of Qwen3-Next, Qwen3.5 and K-EXAONE."""
+OF_ERNIE = Layout(
+    layer="model.mtp_block.0.",
+    projection="model.mtp_linear_proj.0",
+    of_embedding="model.mtp_emb_norm.0",
+    of_hidden="model.mtp_hidden_norm.0",
+    last=None,
+    sees_first_token=False,
+)
+
+
+def of_glm(layers: int) -> Layout:
+    """Of GLM 4.5, which has so many ``layers`` before the module."""
+    return replace(of_hy(layers), last=f"model.layers.{layers}.shared_head.norm", norm_belongs_to_head=True)
+
+
+def of_hy(layers: int) -> Layout:
+    """Of Hy 3, the same."""
+    layer = f"model.layers.{layers}."
+    names = (layer + name for name in ("eh_proj", "enorm", "hnorm", "final_layernorm"))
+    return Layout(layer, *names, sees_first_token=False)
+
+
+def add_module(folder: Path, layout: Layout, layer: Any) -> None:
+    """Add one to the target in ``folder``, whose weights are one file. ``layer`` is the configuration of a model that
+    has the module's layer alone."""
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(layer)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.1) if "norm" in name else weight.normal_(0, 0.08)
+        model.save_pretrained(folder / MODULE)  # whose names of experts are those of released checkpoints
+        own = load_file(folder / MODULE / WEIGHTS)
+        d, norm = layer.hidden_size, model.model.norm
+        made = {layout.projection: torch.randn(d, 2 * d) * 0.06}
+        made |= {name: norm.weight + 0.1 * torch.randn(d) for name in layout.norms()}
+    tensors = load_file(folder / WEIGHTS)
+    tensors |= {name.replace(LAYER, layout.layer): each for name, each in own.items() if name.startswith(LAYER)}
+    tensors |= {f"{name}.weight": each for name, each in made.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+class Kept:
+    """Keys and values as transformers asks for them."""
+
+    def __init__(self, past: KV | None) -> None:
+        self.kv = past
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> KV:
+        self.kv = extend(self.kv, (keys, values))
+        return self.kv
+
+
+class Module:
+    """The module that ``add_module`` has added to ``folder``, out of transformers' layer."""
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        path, how = folder / MODULE, {"attn_implementation": "eager", "dtype": torch.float32}
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, **how).model
+        self.tensors, self.layout = load_file(folder / WEIGHTS), layout
+        (self.embedding,) = (x for name, x in self.tensors.items() if name.endswith("embed_tokens.weight"))
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        self.model.norm.weight.data = self.tensors[f"{name}.weight"]
+        made: Tensor = self.model.norm(x)
+        return made
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Of what the module gives."""
+        if self.layout.last and self.layout.norm_belongs_to_head:
+            features = self.norm(features, self.layout.last)
+        return features @ self.tensors["lm_head.weight"].T
+
+    def __call__(
+        self, ids: Tensor, features: Tensor, places: Tensor, mask: Tensor, past: KV | None
+    ) -> tuple[Tensor, Tensor, KV]:
+        """As a ``Drafter``."""
+        layout, tokens = self.layout, self.embedding[ids]
+        if not layout.sees_first_token:
+            tokens = torch.where(places[..., None] == 0, 0, tokens)
+        fused = torch.cat((self.norm(tokens, layout.of_embedding), self.norm(features, layout.of_hidden)), dim=-1)
+        hidden = fused @ self.tensors[f"{layout.projection}.weight"].T
+        kept = Kept(past)
+        made = self.model.layers[0](
+            hidden,
+            position_embeddings=self.model.rotary_emb(hidden, places),
+            attention_mask=torch.zeros(mask.shape).masked_fill(~mask, float("-inf")),
+            past_key_values=kept,
+        )
+        made = made[0] if isinstance(made, tuple) else made
+        if layout.last and not layout.norm_belongs_to_head:
+            made = self.norm(made, layout.last)
+        assert kept.kv is not None
+        return made, made, kept.kv
