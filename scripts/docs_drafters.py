@@ -13,6 +13,7 @@ SHORT_NAMES = {
     "dspark-tree": "DSpark",
     "griffin": "GRIFFIN",
     "moa": "MoA",
+    "mtp-tree": "assistant",
     "draft-model-tree": "small model",
     "pard-tree": "PARD",
 }

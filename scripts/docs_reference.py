@@ -20,7 +20,9 @@ def methods() -> str:
     for method in METHODS.values():
         options = method.options.model_fields
         drafted = options["num_speculative_tokens"].default
-        rows.append((code(method.name), method.summary, "yes" if "model" in options else "no", drafted))
+        drafter = options.get("model")
+        needed = "no" if drafter is None else "yes" if drafter.is_required() else "for some targets"
+        rows.append((code(method.name), method.summary, needed, drafted))
     return table(("method", "how it drafts", "needs a drafter", "`num_speculative_tokens` by default"), rows)
 
 

@@ -170,7 +170,11 @@ RELEASED = (
         ),
     ),
     Released("google/gemma-4-31B-it", "dspark-tree", ("RedHatAI/gemma-4-31B-it-speculator.dspark",)),
+    Released("google/gemma-4-31B-it", "mtp-tree", ("google/gemma-4-31B-it-assistant",)),
     Released("google/gemma-4-26B-A4B-it", "dflash-tree", ("z-lab/gemma-4-26B-A4B-it-DFlash",)),
+    Released("google/gemma-4-26B-A4B-it", "mtp-tree", ("google/gemma-4-26B-A4B-it-assistant",)),
+    Released("google/gemma-4-E4B-it", "mtp-tree", ("google/gemma-4-E4B-it-assistant",)),
+    Released("google/gemma-4-E2B-it", "mtp-tree", ("google/gemma-4-E2B-it-assistant",)),
     eagle3("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
     Released(
         "openai/gpt-oss-20b", "peagle-tree", ("amazon/GPT-OSS-20B-P-EAGLE", "amazon/gpt-oss-20b-p-eagle-long-context")

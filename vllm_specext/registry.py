@@ -180,7 +180,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             name="mtp-tree",
-            summary="trees of the target's own multi-token prediction module, as Qwen3.5, GLM 4.5 and MiMo have it",
+            summary="trees of the target's own multi-token prediction module, as Qwen3.5, Gemma 4 and GLM 4.5 have it",
             options=MtpTreeOptions,
             declares=Declaration(
                 reads=Reads.HIDDEN_STATES,
@@ -190,7 +190,7 @@ METHODS: dict[str, Method] = {
             ),
             preparation="vllm_specext.methods.mtp.prepare:prepare",
             check="vllm_specext.methods.stock.prepare:check",
-            speculator="vllm_specext.methods.eagle.speculator:eagle",
+            speculator="vllm_specext.methods.mtp.speculator:mtp",
         ),
         Method(
             name="moa",

@@ -143,7 +143,8 @@ def _method(place: str, kind: Any, asked: str | None) -> str:
             f"{asked!r}: leave the key out, or serve the target with this drafter as key 'model'."
         )
     method: str = kind if asked is None else asked
-    if "model" not in METHODS[method].options.model_fields:
+    drafter = METHODS[method].options.model_fields.get("model")
+    if drafter is None or not drafter.is_required():
         raise ConfigurationError(
             f"{place}: speculators_model_type is {method!r}, a method that has no drafter: serve the target with it."
         )

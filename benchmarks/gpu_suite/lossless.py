@@ -160,6 +160,23 @@ def with_recurrent_layers() -> dict[str, Configuration]:
     }
 
 
+def with_modules() -> dict[str, Configuration]:
+    """Trees of a target's own module, and of an assistant that reads the target's keys and values."""
+    from tests.engine.assistant import assistant_tree, make_assistant
+    from tests.engine.test_architectures import make
+    from tests.engine.test_mtp_tree import make_mimo
+    from tests.engine.test_mtp_tree import trees as mimo_tree
+
+    mimo, gemma = make_mimo(kept_to_the_end()), make("Gemma4", kept_to_the_end())
+    assistant = assistant_tree((gemma, make_assistant(kept_to_the_end())))
+    return {
+        "plain, MiMo": Configuration(IN_GRAPHS | {"model": str(mimo)}, against=None),
+        "mtp tree": Configuration(mimo_tree(mimo) | IN_GRAPHS, against="plain, MiMo"),
+        "plain, Gemma 4": Configuration(IN_GRAPHS | {"model": str(gemma)}, against=None),
+        "assistant's tree": Configuration(assistant | IN_GRAPHS, against="plain, Gemma 4"),
+    }
+
+
 def in_graphs() -> dict[str, Configuration]:
     from tests.engine.conftest import any_sizes, tree
 
@@ -188,7 +205,7 @@ def methods_in_graphs() -> dict[str, Configuration]:
     tried = {name: Configuration(llm | IN_GRAPHS, greedy_only=name == "slrs") for name, llm in methods().items()}
     griffin = tried.pop(GRIFFIN)
     fault = {f"{GRIFFIN}, a wrong mask bit": replace(griffin, fault=WRONG_BIT)}
-    return {"plain": Configuration(IN_GRAPHS, against=None)} | fault | tried | with_recurrent_layers()
+    return {"plain": Configuration(IN_GRAPHS, against=None)} | fault | tried | with_modules() | with_recurrent_layers()
 
 
 def eager() -> dict[str, Configuration]:

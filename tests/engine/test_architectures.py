@@ -49,7 +49,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Starcoder2": ("Starcoder2Config", {}),
 }
 """The class of the configuration, and keys of its own."""
-KEYS = {
+KEYS: dict[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 128,
     "intermediate_size": 256,

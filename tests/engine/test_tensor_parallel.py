@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.engine.assistant import assistant_tree, make_assistant
 from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, of_method, small, tree
 from tests.engine.hybrid import hybrid_tree, make_hybrid
 from tests.engine.p_eagle import p_eagle_tree
 from tests.engine.pard import pard_tree
+from tests.engine.test_architectures import make
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
@@ -115,6 +117,17 @@ def test_two_ranks_draft_blocks_with_a_markov_head(two_ranks: Engines, folder: P
 def test_two_ranks_draft_with_the_targets_own_module(two_ranks: Engines, mimo: Path) -> None:  # noqa: F811
     result = two_ranks(mtp(mimo))
     assert differing(result, two_ranks({"model": str(mimo)})) == []
+    assert result["sizes"]["24"] > 50
+
+
+def test_two_ranks_share_the_keys_and_values_that_assistants_read(
+    two_ranks: Engines, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Scoring clusters alone, for which every rank has the whole output layer."""
+    target, assistant = (tmp_path_factory.mktemp(name) for name in ("target", "assistant"))
+    models = make("Gemma4", target), make_assistant(assistant, ordered=True)
+    result = two_ranks(assistant_tree(models))
+    assert differing(result, two_ranks({"model": str(models[0])})) == []
     assert result["sizes"]["24"] > 50
 
 

@@ -29,10 +29,14 @@ the keys and values before them, to features for the head and for the next pass,
 
 
 def record(
-    engines: Callable[..., Result], path: Path, llm: dict[str, Any], **switches: Any
+    engines: Callable[..., Result],
+    path: Path,
+    llm: dict[str, Any],
+    extra_args: dict[str, Any] | None = None,
+    **switches: Any,
 ) -> tuple[list[int], list[Pass]]:
-    """One request's whole sequence and the drafter's passes for it."""
-    sampling = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True}
+    """One request's whole sequence and the drafter's passes for it; ``extra_args`` are the request's."""
+    sampling = GREEDY | {"max_tokens": TOKENS, "ignore_eos": True} | ({"extra_args": extra_args} if extra_args else {})
     result = engines(llm, rounds=[[{"ids": REQUEST["ids"], "sampling": sampling}]], record=str(path), **switches)
     return REQUEST["ids"] + result["outputs"][0]["ids"], torch.load(path, weights_only=True)
 
@@ -116,7 +120,7 @@ def test_the_drafter_reads_the_accepted_tokens_with_the_targets_features(
     sequence, passes = recorded
     other, chain = record(engines, tmp_path / "chain.pt", {"speculative_config": CHAIN})
     assert other == sequence
-    features = {}
+    features: dict[int, Tensor] = {}
     for one in (accepted(*draft) for draft in drafts(chain, DRAFTS)):
         features |= dict(zip(one["positions"].tolist(), one["features"], strict=True))
     compared = 0

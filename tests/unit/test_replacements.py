@@ -35,6 +35,7 @@ OURS = {
     ("methods/block/speculator.py", "self.passes", "groups"),
     ("methods/language_model/speculator.py", "self.passes", "groups"),
     ("methods/moa/speculator.py", "self.passes", "groups"),
+    ("methods/mtp/assistant.py", "self.passes", "groups"),
     ("methods/swift/speculator.py", "self.passes", "groups"),
     ("methods/swift/speculator.py", "self.chains", "ids"),
     ("methods/swift/speculator.py", "chains", "positions"),

@@ -93,6 +93,7 @@ RELIED_ON: dict[str, str] = {
     f"{_RUNNER}.spec_decode.speculator:DraftModelSpeculator.load_draft_model": (
         "self target_model target_attn_layer_names"
     ),
+    f"{_RUNNER}.spec_decode.gemma4.speculator:Gemma4Speculator._create_draft_vllm_config": "self",
     f"{_RUNNER}.spec_decode.speculator:DraftModelSpeculator.set_attn": (
         "self model_state kv_cache_config block_tables target_input_buffers target_attn_groups"
     ),

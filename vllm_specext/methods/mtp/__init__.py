@@ -1,1 +1,1 @@
-"""Multi-token prediction modules in the target's own checkpoint, drafting trees: vLLM's `mtp`, which drafts chains."""
+"""Multi-token prediction modules of targets, drafting trees: vLLM's `mtp`, which drafts chains."""

@@ -1,5 +1,5 @@
 """What a target's own MTP module needs before vLLM builds its configuration: a target that has one, of a kind whose
-trees have been run."""
+trees have been run, or an assistant that fits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import MAX_CONFIG_BYTES, read_object, tensor_headers
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
-from vllm_specext.methods.stock.checkpoint import INDEX
+from vllm_specext.methods.stock.checkpoint import FILES, INDEX
 from vllm_specext.methods.stock.prepare import fields_of
 from vllm_specext.options.trees import MtpTreeOptions
 from vllm_specext.refusals import Launch
@@ -46,13 +46,29 @@ TARGETS = {
 """Architectures of targets. vLLM has classes of many more, and drafts chains with them."""
 
 
+WITH_ASSISTANT = (
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
+)
+"""Architectures of targets whose module is a checkpoint of its own."""
+
+
 def prepare(options: MtpTreeOptions, launch: Launch) -> Prepared:
-    """Check the target. Raises ``ConfigurationError``."""
+    """Check the target, and its assistant where it has one. Raises ``ConfigurationError``."""
     architecture = launch.model.architecture
+    if architecture in WITH_ASSISTANT:
+        return _with_assistant(options, launch)
     if architecture not in TARGETS:
         raise ConfigurationError(
             f"method {options.method!r} cannot be combined with a target of the architecture {architecture!r}, whose "
-            f"draft trees have not been run; {', '.join(TARGETS)} can, and vLLM's own method 'mtp' drafts chains."
+            f"draft trees have not been run; {', '.join((*WITH_ASSISTANT, *TARGETS))} can, and vLLM's own method 'mtp' "
+            "drafts chains."
+        )
+    if options.model is not None:
+        raise ConfigurationError(
+            f"speculative-config key 'model' is {options.model!r}, but a target of the architecture {architecture!r} "
+            "has its module in its own checkpoint: leave the key out."
         )
     modules = TARGETS[architecture]
     # With several modules each drafts one position, and a level of a tree would need one module's caches for all.
@@ -68,6 +84,25 @@ def prepare(options: MtpTreeOptions, launch: Launch) -> Prepared:
         prefix = modules.prefix.format(layers=config.num_hidden_layers)
         _check_weights(checkpoint, launch.model.revision, prefix, options.method)
     return Prepared({**fields_of(options), "model": checkpoint, "quantization": launch.model.quantization})
+
+
+def _with_assistant(options: MtpTreeOptions, launch: Launch) -> Prepared:
+    from vllm_specext.methods.mtp.assistant_files import check_assistant
+
+    if options.model is None:
+        raise ConfigurationError(
+            f"method {options.method!r} needs the speculative-config key 'model' with a target of the architecture "
+            f"{launch.model.architecture!r}, whose assistant is a checkpoint of its own."
+        )
+    if options.attention_backend is not None:
+        raise ConfigurationError(
+            f"speculative-config key 'attention_backend' is {options.attention_backend!r}, but an assistant reads the "
+            "target's cache as the target does: leave the key out; --attention-backend is for both."
+        )
+    directory = drafter_directory(options.model, options.revision, FILES)
+    check_assistant(directory, launch)
+    # There are no keys of its own that could be stale.
+    return Prepared({**fields_of(options), "model": str(directory), "disable_eagle_block_drop": True})
 
 
 def _check_weights(checkpoint: str, revision: str | None, prefix: str, method: str) -> None:

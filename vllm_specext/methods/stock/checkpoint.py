@@ -35,6 +35,9 @@ MASK_HIDDEN = "mask_hidden"
 """What a P-EAGLE drafter reads in the place of the target's states that are not known yet. vLLM's class flattens it, so
 that it may have further dimensions of 1."""
 
+TOKEN_ORDERING = "masked_embedding.token_ordering"
+"""Tokens of the clusters of a Gemma 4 assistant, of any type of whole numbers."""
+
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin")
 _FIRST_LAYER = ("layers.0.", "midlayer.")
 """The names of the first layer; vLLM takes the second for the first."""
@@ -107,7 +110,8 @@ def check_checkpoint(directory: Path, parameters: Parameters) -> None:
             raise ConfigurationError(
                 f"{holder[name]}: tensor {name} has the type {found[name].dtype}; expected {dtype}."
             )
-    check_floating(place, {name: header for name, header in found.items() if name not in DRAFT_VOCABULARY})
+    no_weights = {TOKEN_ORDERING, *DRAFT_VOCABULARY}
+    check_floating(place, {name: header for name, header in found.items() if name not in no_weights})
     if "d2t" in found:
         tokens_of(holder["d2t"], parameters.vocab_size)
     # Here, because vLLM's classes keep weights in other forms once they are loaded.
