@@ -1,4 +1,4 @@
-"""A small assistant of random weights for the Gemma 4 of ``test_architectures.py``."""
+"""A small assistant of random weights for the Gemma 4 of ``test_architectures.py``, and such a target that sees."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,26 @@ import torch
 import transformers
 
 from tests.engine.conftest import of_method
-from tests.engine.test_architectures import KEYS, WINDOW
+from tests.engine.test_architectures import ARCHITECTURES, KEYS, WINDOW
+from tests.engine.workload import copy_tokenizer
 
 KINDS = ["sliding_attention", "full_attention"]
 NODES, TOP_K, LEVELS = 24, 4, 4
+EYES = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+PLACEHOLDERS = {
+    "boi_token_id": 2042,
+    "eoi_token_id": 2043,
+    "audio_token_id": 2044,
+    "video_token_id": 2045,
+    "image_token_id": 2046,
+}
 WIDTH, CENTROIDS, CHOSEN = 64, 64, 16
 
 
@@ -44,12 +60,26 @@ def make_assistant(folder: Path, ordered: bool = False) -> Path:
     )
     torch.manual_seed(1)
     model = transformers.Gemma4AssistantForCausalLM(config)
+    if ordered:
+        model.masked_embedding.token_ordering.copy_(torch.randperm(KEYS["vocab_size"]))
+    return _save(model, folder)
+
+
+def make_target_that_sees(folder: Path) -> Path:
+    """As Gemma 4 is released; its eyes stay shut here."""
+    text = transformers.Gemma4TextConfig(**KEYS | ARCHITECTURES["Gemma4"][1])
+    config = transformers.Gemma4Config(text_config=text.to_dict(), vision_config=EYES, **PLACEHOLDERS)
+    torch.manual_seed(0)
+    copy_tokenizer(folder)
+    return _save(transformers.Gemma4ForConditionalGeneration(config), folder)
+
+
+def _save(model: Any, folder: Path) -> Path:
+    """With matrices of random numbers."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
                 weight.normal_(0, 0.08)
-        if ordered:
-            model.masked_embedding.token_ordering.copy_(torch.randperm(KEYS["vocab_size"]))
     model.float().save_pretrained(folder)
     return folder
 

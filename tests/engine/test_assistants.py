@@ -14,7 +14,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from tests.engine.assistant import LEVELS, NODES, TOP_K, assistant_tree, make_assistant
+from tests.engine.assistant import (
+    LEVELS,
+    NODES,
+    TOP_K,
+    assistant_tree,
+    make_assistant,
+    make_target_that_sees,
+)
 from tests.engine.conftest import ROUND, Result, any_sizes
 from tests.engine.test_architectures import WINDOW, make
 from tests.engine.test_given import PREDICTION, predicting
@@ -43,6 +50,17 @@ def test_drafts_give_the_tokens_of_plain_decoding(engines: Engines, models: Mode
     assert differing(result, {"outputs": answers + answers}) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 200
     assert result["sizes"][str(nodes)] > 60
+
+
+@pytest.mark.extended
+def test_trees_for_a_target_that_sees_do(engines: Engines, models: Models, tmp_path: Path) -> None:
+    """As Gemma 4 is released. It is asked for text alone."""
+    target = make_target_that_sees(tmp_path)
+    blind = {"limit_mm_per_prompt": {"image": 0, "video": 0, "audio": 0}}
+    plain = engines({"model": str(target)} | blind, torchvision=True)
+    result = engines(assistant_tree((target, models[1])) | blind, keep_async=True, torchvision=True)
+    assert differing(result, plain) == []
+    assert result["sizes"][str(NODES)] > 60
 
 
 @pytest.mark.extended
