@@ -1,6 +1,6 @@
-"""The parts ``lossless``, ``lossless_methods`` and ``lossless_eager``: whether the tokens are those of plain decoding,
-on this GPU: GRIFFIN's trees in CUDA graphs, in all ways in which they are served; every other method in graphs; and all
-without graphs.
+"""The parts ``lossless``, ``lossless_methods``, ``lossless_models`` and ``lossless_eager``: whether tokens are those of
+plain decoding on this GPU. GRIFFIN's trees in CUDA graphs, in all ways in which they are served; every other method in
+graphs; targets of other kinds than the bundled one in graphs; and all without graphs.
 
 The bundled models in float32 answer the requests of ``tests/engine``, greedy and seeded, in an engine of its own for
 each configuration and several engines at a time. Where drafts are drawn, only the greedy ones are asked, because the
@@ -205,7 +205,12 @@ def methods_in_graphs() -> dict[str, Configuration]:
     tried = {name: Configuration(llm | IN_GRAPHS, greedy_only=name == "slrs") for name, llm in methods().items()}
     griffin = tried.pop(GRIFFIN)
     fault = {f"{GRIFFIN}, a wrong mask bit": replace(griffin, fault=WRONG_BIT)}
-    return {"plain": Configuration(IN_GRAPHS, against=None)} | fault | tried | with_modules() | with_recurrent_layers()
+    return {"plain": Configuration(IN_GRAPHS, against=None)} | fault | tried
+
+
+def models_in_graphs() -> dict[str, Configuration]:
+    """Of random weights, each beside its own plain decoding."""
+    return with_recurrent_layers() | with_modules()
 
 
 def eager() -> dict[str, Configuration]:
@@ -221,7 +226,7 @@ def eager() -> dict[str, Configuration]:
     }
 
 
-CONFIGURATIONS = {"graphs": in_graphs, "methods": methods_in_graphs, "eager": eager}
+CONFIGURATIONS = {"graphs": in_graphs, "methods": methods_in_graphs, "models": models_in_graphs, "eager": eager}
 
 
 def reading(config: dict[str, Any]) -> dict[str, Any]:

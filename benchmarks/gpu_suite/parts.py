@@ -82,6 +82,7 @@ PARTS = (
         for name, which, how in (
             ("lossless", "graphs", "GRIFFIN's trees in CUDA graphs"),
             ("lossless_methods", "methods", "other methods in CUDA graphs"),
+            ("lossless_models", "models", "other targets in CUDA graphs"),
             ("lossless_eager", "eager", "without graphs"),
         )
     ),
