@@ -77,6 +77,7 @@ def test_a_drafters_memory_is_told_by_token_and_by_request() -> None:
     assert name == "Drafter's keys and values"
     assert fact == "1024 bytes a token, 1.0 MiB for a request of 1024 tokens; the target's take 1024 bytes a token"
     assert memory_line(runner((), {"a": 512}, keeps=Keeps.IN_THE_TARGETS))[1] == "none; it uses the target's"
+    assert memory_line(runner(("d",), {"a": 512}))[1] == "none; it uses the target's"  # as a Gemma 4's assistant does
     assert memory_line(runner((), {"a": 512}, keeps=Keeps.NOWHERE))[1] == "none"
 
 

@@ -101,8 +101,8 @@ def memory_line(runner: Any) -> Line:
     sizes = {name: spec.page_size_bytes // spec.block_size for name, spec in runner.get_kv_cache_spec().items()}
     own = sum(size for name, size in sizes.items() if name in drafters)
     target = sum(sizes.values()) - own
-    if keeps is not Keeps.BESIDE_THE_TARGETS:
-        uses = "; it uses the target's" if keeps is Keeps.IN_THE_TARGETS else ""
+    if keeps is not Keeps.BESIDE_THE_TARGETS or own == 0:
+        uses = "" if keeps is Keeps.NOWHERE else "; it uses the target's"
         return ("Drafter's keys and values", f"none{uses}")
     return ("Drafter's keys and values", f"{per_request(own, longest)}; the target's take {target} bytes a token")
 
