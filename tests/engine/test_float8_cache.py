@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from vllm.platforms import current_platform
 
+from tests.engine.assistant import assistant_tree, make_assistant
 from tests.engine.conftest import CHAIN, ROUND, TIGHT_FOR_TREES, Result, eagle3, of_method, tree
 from tests.engine.float8 import needs_float8_caches, with_scales
+from tests.engine.test_architectures import make
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
@@ -81,6 +83,16 @@ def test_those_of_made_drafters_do(
     assert accepted(result) > 20
     result = engines(FLOAT8 | mtp(mimo), keep_async=True)
     assert differing(result, engines(FLOAT8 | {"model": str(mimo)})) == []
+    assert result["sizes"]["24"] > 60
+
+
+@extended
+def test_those_of_an_assistant_do(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It reads the target's cache."""
+    target, assistant = (tmp_path_factory.mktemp(name) for name in ("target", "assistant"))
+    models = make("Gemma4", target), make_assistant(assistant)
+    result = engines(FLOAT8 | assistant_tree(models), keep_async=True)
+    assert differing(result, engines(FLOAT8 | {"model": str(target)})) == []
     assert result["sizes"]["24"] > 60
 
 
