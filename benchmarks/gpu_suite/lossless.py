@@ -148,7 +148,7 @@ def with_recurrent_layers() -> dict[str, Configuration]:
     from tests.engine.test_foreign import foreign
 
     # vLLM's kernels want powers of two; those of FlashInfer are compiled by a compiler that may not be there.
-    models = make_hybrid(kept_to_the_end(), value_dim=64)
+    models = make_hybrid(kept_to_the_end(), linear_value_head_dim=64)
     triton = {"additional_config": {"gdn_prefill_backend": "triton"}, "mamba_ssm_cache_dtype": "float32"}
     target = IN_GRAPHS | HALF | triton | {"model": str(models[0])}
     trees = Configuration(hybrid_tree(models) | target, against="plain, hybrid", allowed=HYBRID_MAY_DIFFER)

@@ -31,6 +31,7 @@ KEYS: dict[str, Any] = {
 RECURRENT = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 32,
+    "linear_value_head_dim": 48,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
@@ -68,12 +69,12 @@ SHARPNESS = 10
 """What makes random scores so far apart that sampled tokens are mostly likely ones."""
 
 
-def make_hybrid(folder: Path, share: float = 0.009, sees: bool = False, value_dim: int = 48) -> tuple[Path, Path]:
-    """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add; ``value_dim``: their
-    values' width. The target is a Qwen3-Next, or a Qwen3.5 that ``sees``, whose eyes stay shut here."""
+def make_hybrid(folder: Path, share: float = 0.009, sees: bool = False, **recurrent: int) -> tuple[Path, Path]:
+    """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add; ``recurrent``: other
+    sizes than theirs. The target is a Qwen3-Next, or a Qwen3.5 that ``sees``, whose eyes stay shut here."""
     torch.manual_seed(0)
     drafter = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**KEYS, num_hidden_layers=ATTENTION))
-    text = KEYS | RECURRENT | LAYERS | {"linear_value_head_dim": value_dim}
+    text = KEYS | RECURRENT | recurrent | LAYERS
     target = _qwen3_5(text) if sees else _qwen3_next(text)
     body = target.model.language_model if sees else target.model
     with torch.no_grad():
