@@ -147,7 +147,7 @@ def with_recurrent_layers() -> dict[str, Configuration]:
     from tests.engine.hybrid import hybrid_tree, make_hybrid
     from tests.engine.test_foreign import foreign
 
-    # vLLM's kernels want powers of two; those of FlashInfer are compiled by a compiler that may not be there.
+    # Widths as real ones are, powers of two; FlashInfer's kernels are compiled by what may not be there.
     models = make_hybrid(kept_to_the_end(), linear_value_head_dim=64)
     triton = {"additional_config": {"gdn_prefill_backend": "triton"}, "mamba_ssm_cache_dtype": "float32"}
     target = IN_GRAPHS | HALF | triton | {"model": str(models[0])}

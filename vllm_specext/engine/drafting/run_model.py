@@ -14,9 +14,11 @@ def run_model(
     positions: Tensor,
     metadata: dict[str, Any] | None,
     slot_mappings: dict[str, Tensor] | None,
-) -> Tensor:
-    """Hidden states ``[T, d]`` for tokens ``ids`` at ``positions``, of any shape of ``T`` numbers, given attention
-    metadata and KV slots by layer; without metadata, layers skip attention."""
+    **inputs: Tensor,
+) -> Any:
+    """What ``model`` gives, most give hidden states ``[T, d]``, for tokens ``ids`` at ``positions``, of any shape of
+    ``T`` numbers, and its other ``inputs``, given attention metadata and KV slots by layer; without metadata, layers
+    skip attention."""
     count = ids.numel()
     with set_forward_context(
         metadata,
@@ -25,5 +27,4 @@ def run_model(
         slot_mapping=slot_mappings,
         batch_descriptor=BatchDescriptor(num_tokens=count),
     ):
-        hidden: Tensor = model(input_ids=ids.flatten().int(), positions=positions.flatten())
-    return hidden
+        return model(input_ids=ids.flatten().int(), positions=positions.flatten(), **inputs)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.config import replace as replace_config
-from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.lora.layers.base import BaseLayerWithLoRA
 from vllm.v1.worker.gpu.spec_decode.gemma4.speculator import Gemma4Speculator
 
@@ -24,6 +23,7 @@ from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLev
 from vllm_specext.engine.drafting.loading import for_loading
 from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
 from vllm_specext.engine.drafting.rooted_speculator import RootedSpeculator
+from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.step import Step
 from vllm_specext.engine.verification.layout import AcceptedPaths
@@ -117,16 +117,7 @@ class AssistantSpeculator(RootedSpeculator, Gemma4Speculator):
         requests, width = nodes.ids.shape
         positions = self._positions(requests)[:, None].expand(-1, width).clamp(max=self.max_model_len - 1)
         assert nodes.features is not None
-        with set_forward_context(
-            metadata,
-            self.vllm_config,
-            num_tokens=positions.numel(),
-            slot_mapping=slot_mappings,
-            batch_descriptor=BatchDescriptor(num_tokens=positions.numel()),
-        ):
-            predict, regress = self.model(
-                input_ids=nodes.ids.flatten().int(),
-                positions=positions.flatten(),
-                hidden_states=nodes.features.reshape(positions.numel(), -1),
-            )
+        features = nodes.features.reshape(positions.numel(), -1)
+        given = nodes.ids, positions, metadata, slot_mappings
+        predict, regress = run_model(self.model, self.vllm_config, *given, hidden_states=features)
         return predict, regress

@@ -12,7 +12,7 @@ from vllm_specext.methods.stock.checkpoint import TOKEN_ORDERING, check_checkpoi
 from vllm_specext.methods.stock.config import MAX_LAYERS, MAX_REASON
 from vllm_specext.refusals import Launch
 
-TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+TYPE = "gemma4_assistant"
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def check_assistant(directory: Path, launch: Launch) -> None:
     """Raises ``ConfigurationError`` where vLLM could not load it, or it could not read this target."""
     place, target = directory / "config.json", launch.model
     kind = read_config(directory).get("model_type")
-    if kind not in TYPES:
-        raise ConfigurationError(f"{place}: model_type is {kind!r}; an assistant's is {' or '.join(TYPES)}.")
+    if kind != TYPE:
+        raise ConfigurationError(f"{place}: model_type is {kind!r}; an assistant's is {TYPE!r}.")
     try:
         shape = AssistantShape(get_config(str(directory), trust_remote_code=False))
         text = shape.text

@@ -46,11 +46,7 @@ TARGETS = {
 """Architectures of targets. vLLM has classes of many more, and drafts chains with them."""
 
 
-WITH_ASSISTANT = (
-    "Gemma4ForCausalLM",
-    "Gemma4ForConditionalGeneration",
-    "Gemma4UnifiedForConditionalGeneration",
-)
+WITH_ASSISTANT = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 """Architectures of targets whose module is a checkpoint of its own."""
 
 
