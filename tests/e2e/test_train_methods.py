@@ -43,7 +43,8 @@ def left_features(training: Training) -> set[str]:
     return {path.name[:8] for path in (training.run_folder / "features").iterdir() if path.suffix != ".json"}
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("processes", [1, 2])
 def test_an_eagle3_drafter_for_a_new_target_is_trained_beside_it_exported_and_accepted(
     processes: int, tmp_path: Path
 ) -> None:

@@ -26,13 +26,13 @@ def plain(engines: Engines) -> Result:
 @pytest.mark.parametrize(
     ("llm", "asynchronous"),
     [
-        ({"speculative_config": CHAIN}, False),
+        pytest.param({"speculative_config": CHAIN}, False, marks=pytest.mark.extended),
         pytest.param({"speculative_config": CHAIN}, True, marks=pytest.mark.extended),
         (TREE, True),
         pytest.param(TREE, False, marks=pytest.mark.extended),
         pytest.param(eagle3(24, 4), False, marks=pytest.mark.extended),
         pytest.param(moa(24, 4), False, marks=pytest.mark.extended),
-        (swift(), False),
+        pytest.param(swift(), False, marks=pytest.mark.extended),
         pytest.param(foreign("slem", FOREIGN_BPE), False, marks=pytest.mark.extended),
         pytest.param(foreign("tli", FOREIGN_BPE), False, marks=pytest.mark.extended),
     ],

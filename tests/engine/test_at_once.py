@@ -70,6 +70,9 @@ def accepted(result: Result) -> float:
     ],
     ids=["tree", "tight", "chain", "shallow", "by-load"],
 )
+@pytest.mark.parametrize(
+    "drafter", [pytest.param(name, marks=extended) if name == "pard" else name for name in MADE], indirect=True
+)
 def test_drafts_give_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, drafter: Drafter, nodes: int, top_k: int, llm: dict[str, Any], own: dict[str, Any]
 ) -> None:
@@ -143,5 +146,8 @@ def test_compiled_trees_do(engines: Engines, drafter: Drafter) -> None:
 
 
 @pytest.mark.parametrize("sabotage", ["skip_compaction", pytest.param("flip_an_ancestor_bit", marks=extended)])
+@pytest.mark.parametrize(
+    "drafter", [name if name == "p-eagle" else pytest.param(name, marks=extended) for name in MADE], indirect=True
+)
 def test_a_deliberate_fault_is_noticed(engines: Engines, plain: Result, drafter: Drafter, sabotage: str) -> None:
     assert is_noticed(engines, plain, trees(drafter), sabotage)

@@ -51,7 +51,7 @@ def test_trees_come_to_expect_what_is_accepted(engines: Engines, method: str) ->
     assert unsharpened["expected"] < 0.8 * unsharpened["accepted"]
 
 
-@pytest.mark.parametrize("method", ["griffin", "dflash-tree"])
+@pytest.mark.parametrize("method", ["griffin", pytest.param("dflash-tree", marks=pytest.mark.extended)])
 def test_chains_of_requests_that_get_no_trees_teach_nothing(engines: Engines, method: str) -> None:
     alone = engines(TREES[method], rounds=[PENALISED])
     assert counts(alone)[0] > 50

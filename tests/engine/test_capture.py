@@ -100,7 +100,7 @@ def fed(result: Result) -> dict[tuple[int, ...], int]:
     }
 
 
-@pytest.mark.parametrize("engine", ["roomy", "tight"])
+@pytest.mark.parametrize("engine", ["roomy", pytest.param("tight", marks=pytest.mark.extended)])
 def test_all_positions_have_the_features_of_a_transformers_forward(
     engine: str, target: Any, request: pytest.FixtureRequest
 ) -> None:

@@ -81,7 +81,7 @@ def accepted(result: Result) -> float:
     ("llm", "asynchronous"),
     [
         ({}, True),
-        (TIGHT_FOR_TREES, False),
+        pytest.param(TIGHT_FOR_TREES, False, marks=pytest.mark.extended),
         pytest.param({}, False, marks=pytest.mark.extended),
         pytest.param(TIGHT_FOR_TREES, True, marks=pytest.mark.extended),
     ],

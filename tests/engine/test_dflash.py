@@ -30,7 +30,7 @@ def dflash(nodes: int, top_k: int, **own: Any) -> dict[str, Any]:
     ("nodes", "top_k", "llm", "asynchronous"),
     [
         pytest.param(24, 4, {}, False, marks=pytest.mark.extended),
-        (24, 10, {}, True),
+        pytest.param(24, 10, {}, True, marks=pytest.mark.extended),
         (59, 10, TIGHT_FOR_TREES, False),
         pytest.param(59, 10, TIGHT_FOR_TREES, True, marks=pytest.mark.extended),
     ],
@@ -56,7 +56,9 @@ def test_trees_of_dflash_give_the_tokens_of_plain_decoding(
         assert len(truncated(result, nodes)) >= 3
 
 
-@pytest.mark.parametrize("schedule", [None, [[1, 2, 59], [3, 4, 24], [5, 6, 4], [7, 8, 0]]])
+@pytest.mark.parametrize(
+    "schedule", [pytest.param(None, marks=pytest.mark.extended), [[1, 2, 59], [3, 4, 24], [5, 6, 4], [7, 8, 0]]]
+)
 def test_chains_and_trees_by_load_give_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, schedule: list[list[int]] | None
 ) -> None:

@@ -75,6 +75,7 @@ def test_what_is_drafted_are_the_targets_ids(ask: Callable[..., Result], plain: 
     assert accepted(faulty) < 0.3 * accepted(ask(small(WAYS[way])))
 
 
+@pytest.mark.extended
 def test_d2t_in_the_checkpoint_drafts_what_the_file_drafts(
     ask: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -108,6 +109,7 @@ def test_chains_that_vllm_drafts_are_of_the_targets_ids_too(vllms_own: Engines) 
     assert accepted(ask(small(CHAINS), sabotage="draft_places_for_tokens")) < 0.3 * accepted(result)
 
 
+@pytest.mark.extended
 def test_all_tokens_are_drafted_from_as_without_the_keys(ask: Callable[..., Result], tmp_path: Path) -> None:
     file = tmp_path / "ids.json"
     file.write_text(json.dumps({"vocab_size": 2048, "ids": list(range(2047, -1, -1))}))

@@ -30,7 +30,11 @@ SCALE = 0.4
 """Of the Markov head's numbers: its biases are half a nat then."""
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["bonus token", "from the anchor"])
+@pytest.fixture(
+    scope="module",
+    params=[False, pytest.param(True, marks=pytest.mark.extended)],
+    ids=["bonus token", "from the anchor"],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("dspark")
     own = json.loads((DFLASH / "config.json").read_text())

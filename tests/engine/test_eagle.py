@@ -23,7 +23,7 @@ def plain(engines: Engines) -> Result:
     ("nodes", "top_k", "llm", "asynchronous"),
     [
         pytest.param(24, 4, {}, False, marks=pytest.mark.extended),
-        (24, 4, {}, True),
+        pytest.param(24, 4, {}, True, marks=pytest.mark.extended),
         pytest.param(59, 10, {}, True, marks=pytest.mark.extended),
         (59, 10, TIGHT_FOR_TREES, False),
         pytest.param(59, 10, TIGHT_FOR_TREES, True, marks=pytest.mark.extended),

@@ -73,10 +73,11 @@ DRAWN: dict[str, dict[str, Any]] = {
     "tli": foreign("tli", FOREIGN_BPE, draft_sample_method="probabilistic"),
     "slrs": foreign("slrs", FOREIGN_BYTES),
 }
+DRAWING = [pytest.param("tli", marks=pytest.mark.extended), "slrs"]
 REFUSED = {"min_p", "logit_bias"}
 
 
-@pytest.mark.parametrize("method", DRAWN)
+@pytest.mark.parametrize("method", DRAWING)
 def test_greedy_requests_have_the_tokens_of_plain_decoding_where_drafts_are_drawn(
     engines: Engines, plain: Result, method: str
 ) -> None:
@@ -97,7 +98,7 @@ LISTING: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("method", DRAWN)
+@pytest.mark.parametrize("method", DRAWING)
 def test_logprobs_of_listed_tokens_are_those_of_plain_decoding_where_drafts_are_drawn(
     engines: Engines, method: str
 ) -> None:
@@ -160,7 +161,7 @@ def drawn_once(engines: Engines, method: str, **switches: Any) -> Result:
     return engines(MANY | {"speculative_config": config}, rounds=[ONE_PROMPT], **switches)
 
 
-@pytest.mark.parametrize("method", DRAWN)
+@pytest.mark.parametrize("method", DRAWING)
 def test_drawn_drafts_leave_the_distribution_of_the_tokens_as_it_is(
     engines: Engines, plain_samples: Result, method: str
 ) -> None:
@@ -170,7 +171,11 @@ def test_drawn_drafts_leave_the_distribution_of_the_tokens_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("method", "fault"), [("tli", "mask_target_to_what_is_drafted"), ("slrs", "draft_probabilities_of_another_token")]
+    ("method", "fault"),
+    [
+        pytest.param("tli", "mask_target_to_what_is_drafted", marks=pytest.mark.extended),
+        ("slrs", "draft_probabilities_of_another_token"),
+    ],
 )
 def test_another_distribution_is_noticed(engines: Engines, plain_samples: Result, method: str, fault: str) -> None:
     assert distance(drawn_once(engines, method, sabotage=fault), plain_samples) > 0.07

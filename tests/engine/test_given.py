@@ -91,7 +91,9 @@ def test_predictions_give_the_tokens_of_plain_decoding(
     assert (result["counters"]["vllm:num_preemptions"] > 0) == bool(llm)
 
 
-@pytest.mark.parametrize("kind", range(KINDS - 1), ids=["answer", "edited", "nonsense", "within"])
+@pytest.mark.parametrize(
+    "kind", [0, pytest.param(1, marks=pytest.mark.extended), 2, 3], ids=["answer", "edited", "nonsense", "within"]
+)
 def test_one_kind_of_prediction_for_all(engines: Engines, plain: Result, kind: int) -> None:
     """Tokens per verification are those that the prediction allows: 33 at most. Nonsense is hardly ever drafted."""
     few = predicting(FEW, plain["outputs"][: len(FEW)], kind)
@@ -135,7 +137,6 @@ def test_prompts_serve_as_predictions_where_none_is_given(engines: Engines, plai
     assert accepted(alone) > 3  # the prompts are repeated little
 
 
-RARER = ("moa", "draft-model-tree")
 TREES: dict[str, Any] = {
     "griffin": tree(24, 4),
     "moa": moa(24, 4),
@@ -155,7 +156,7 @@ def reading(config: dict[str, Any], tokens: int = 20) -> dict[str, Any]:
     [
         pytest.param("griffin", False, marks=pytest.mark.extended),
         *(
-            pytest.param(method, method != "eagle3-tree", marks=pytest.mark.extended if method in RARER else ())
+            pytest.param(method, method != "eagle3-tree", marks=() if method == "griffin" else pytest.mark.extended)
             for method in TREES
         ),
     ],
@@ -206,7 +207,9 @@ def test_predictions_of_one_token_more_than_trees_are_deep(engines: Engines, pla
     assert differing(engines(config, rounds=rounds), plain) == []
 
 
-@pytest.mark.parametrize("sabotage", ["skip_compaction", "shift_target_positions"])
+@pytest.mark.parametrize(
+    "sabotage", ["skip_compaction", pytest.param("shift_target_positions", marks=pytest.mark.extended)]
+)
 def test_a_deliberate_fault_beside_trees_is_noticed(
     engines: Engines, plain: Result, rounds: list[Any], sabotage: str
 ) -> None:

@@ -58,7 +58,7 @@ def plain(engines: Engines) -> Result:
     return result
 
 
-@pytest.mark.parametrize("llm", WAYS, ids=["chain", "tree"])
+@pytest.mark.parametrize("llm", [pytest.param(WAYS[0], marks=pytest.mark.extended), WAYS[1]], ids=["chain", "tree"])
 def test_greedy_and_mixed_batches_give_the_tokens_of_vllms_sampler(
     engines: Engines, plain: Result, llm: dict[str, Any]
 ) -> None:
@@ -95,7 +95,8 @@ def test_plain_decoding_on_a_cpu_draws_by_one_argmax_too(engines: Engines, plain
 
 
 @pytest.mark.parametrize(
-    ("sabotage", "first"), [("take_every_batch_for_greedy", 2), ("overlook_what_changes_logits", 1)]
+    ("sabotage", "first"),
+    [("take_every_batch_for_greedy", 2), pytest.param("overlook_what_changes_logits", 1, marks=pytest.mark.extended)],
 )
 def test_a_deliberate_fault_is_noticed(engines: Engines, plain: Result, sabotage: str, first: int) -> None:
     """It leaves alone what needs nothing but an argmax."""

@@ -27,7 +27,7 @@ def accepted(result: Result) -> float:
 @pytest.mark.parametrize(
     ("nodes", "top_k", "inferred", "llm", "asynchronous"),
     [
-        (4, 1, 0, {}, True),
+        pytest.param(4, 1, 0, {}, True, marks=pytest.mark.extended),
         pytest.param(4, 1, 1, {}, False, marks=pytest.mark.extended),
         (24, 4, 0, TIGHT_FOR_TREES, True),
         (62, 8, 1, {}, False),

@@ -121,6 +121,7 @@ def test_nodes_that_see_others_would_be_noticed(folder: Path, recorded: Recorded
     assert min(map(alone.difference, drafts)) > 1e-2
 
 
+@pytest.mark.extended
 def test_more_is_accepted_than_of_one_pass(engines: Engines, folder: Path) -> None:
     """The rows with mask tokens were trained by nobody, but what follows a node is the small model's own."""
     found = []

@@ -47,6 +47,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
     return of
 
 
+@extended
 def test_chains_give_the_tokens_of_plain_decoding(engines: Engines, targets: Targets) -> None:
     for scheme in ("int8", "fp8"):
         result = engines(targets(scheme) | CHAINS, **LOOKED_AT)

@@ -28,7 +28,8 @@ def ask(engines: Engines, llm: dict[str, Any], **switches: Any) -> Result:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.extended if name == "moa" else ()) for name in CONFIGURATIONS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.extended if name in ("chain", "moa") else ()) for name in CONFIGURATIONS],
 )
 def test_replayed_passes_give_the_tokens_of_those_that_are_run(engines: Engines, name: str) -> None:
     llm = CONFIGURATIONS[name]

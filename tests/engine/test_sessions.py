@@ -53,9 +53,9 @@ def plain(engines: Engines) -> Result:
 @pytest.mark.parametrize(
     ("llm", "asynchronous"),
     [
-        ({"speculative_config": CHAIN}, False),
+        pytest.param({"speculative_config": CHAIN}, False, marks=pytest.mark.extended),
         pytest.param({"speculative_config": CHAIN}, True, marks=pytest.mark.extended),
-        (tree(24, 4), False),
+        pytest.param(tree(24, 4), False, marks=pytest.mark.extended),
         (tree(24, 4), True),
         pytest.param(eagle3(24, 4), True, marks=pytest.mark.extended),
         (foreign("slem", FOREIGN_BPE), False),

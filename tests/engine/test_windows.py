@@ -53,7 +53,7 @@ SMALL = TIGHT_FOR_TREES | {"max_model_len": 352, "num_gpu_blocks_override": 40}
     [
         ("windows", TREE, 200),
         ("sinks", TREE, 200),
-        ("windows", of_method("dflash-tree", DFLASH, 24, 4), 200),
+        pytest.param("windows", of_method("dflash-tree", DFLASH, 24, 4), 200, marks=extended),
         pytest.param("window everywhere", TREE, 200, marks=extended),
         pytest.param("windows", {"speculative_config": CHAIN}, 150, marks=extended),
         pytest.param("sinks", {"speculative_config": CHAIN}, 150, marks=extended),

@@ -3,8 +3,8 @@
 On a CPU vLLM's kernels are plain Python functions unless a Triton backend named "cpu" exists before vLLM is imported.
 So the cases (``cases/case_*.py``) run in one process of their own, with ``triton_cpu_stub`` and ``TRITON_INTERPRET=1``.
 ``case_tree_attention.py`` is about the project's own kernel, which needs such a process too. Here each file of cases is
-one test; the summary line at the end of the run tells how many cases that were. Of each function's cases a few are run,
-spread evenly, unless tests that are marked ``extended`` are run too.
+one test; the summary line at the end of the run tells how many cases that were. Of each function's cases one is run,
+unless tests that are marked ``extended`` are run too.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = sorted(path.stem for path in (HERE / "cases").glob("case_*.py"))
-EACH = 2
+EACH = 1
 """Cases of a function that are run by default."""
 CASES_RUN = pytest.StashKey[int]()
 

@@ -86,6 +86,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
-    kept = {own[place * len(own) // most].nodeid for own in cases.values() for place in range(most)}
+    kept = {own[(2 * place + 1) * len(own) // (2 * most)].nodeid for own in cases.values() for place in range(most)}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
