@@ -159,7 +159,9 @@ def tile_rows(
     processors = Processors.of(torch.device(DEVICE))
     for copies in problems:
         problem = copies[0]
-        yield timed(copies, launch_for(problem.query, problem.keys, problem.rows, processors), "as chosen")
+        yield timed(
+            copies, launch_for(problem.query, problem.keys, problem.values, problem.rows, processors), "as chosen"
+        )
     for tile in (Tile(*sizes) for sizes in tiles):
         for copies in problems:
             shape = copies[0].shape

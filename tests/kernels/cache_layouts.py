@@ -32,6 +32,16 @@ def token_major(cache: Tensor) -> tuple[Tensor, Tensor]:
     return halves(torch.empty_like(cache.transpose(1, 2)).transpose(1, 2))
 
 
+def latent(further: int) -> Layout:
+    """Keys alone, which are the values too, but for so many numbers after them."""
+
+    def of(cache: Tensor) -> tuple[Tensor, Tensor]:
+        keys, _ = halves(cache)
+        return keys, keys[..., :-further]
+
+    return of
+
+
 def far_apart(cache: Tensor) -> tuple[Tensor, Tensor]:
     """A GPU's pages over 2^32 elements, so that half of them begin later than an int32 counts. Nobody touches what lies
     between, and a CPU has no memory for it."""

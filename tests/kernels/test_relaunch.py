@@ -106,7 +106,7 @@ class Layer:
 
     def attend(self, rows: TreeRows) -> None:
         tensors = self.query, self.keys, self.values, rows, self.out
-        tile = launch_for(self.query, self.keys, rows, H100).tile
+        tile = launch_for(self.query, self.keys, self.values, rows, H100).tile
         launch = Launch(tile, self.runs, at_once=8)
         launching.tree_attention(*tensors, **self.options, sliding_window=self.sliding_window, launch=launch)
 

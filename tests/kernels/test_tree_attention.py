@@ -37,14 +37,17 @@ class Case:
     device: ClassVar[str] = "cpu"
 
     def attend(self, **changes: Any) -> Tensor:
-        out = torch.full_like(self.query, 7.0, dtype=torch.float32 if self.query.dtype == FP8 else None)
+        out = torch.full_like(self.like_output(), 7.0, dtype=torch.float32 if self.query.dtype == FP8 else None)
         arguments: dict[str, Any] = {"scale": SCALE} | self.scales | changes
         self.implementation(self.query, self.keys, self.values, self.rows, out, **arguments)
         return out.cpu()
 
+    def like_output(self) -> Tensor:
+        return self.query[..., : self.values.shape[3]].contiguous()
+
     def expected(self, soft_cap: float = 0.0, sliding_window: int = 0, sinks: Tensor | None = None) -> Tensor:
         """One row and one head at a time; rows after ``num_rows`` keep what they held."""
-        out = torch.full(self.query.shape, 7.0, dtype=torch.float64)
+        out = torch.full(self.like_output().shape, 7.0, dtype=torch.float64)
         heads, kv_heads, page_size = self.query.shape[1], *self.keys.shape[1:3]
         starts, table = self.rows.query_start_loc.tolist(), self.rows.block_table.tolist()
         queries, keys, values = (x.cpu().double() for x in (self.query, self.keys, self.values))
@@ -113,7 +116,7 @@ def make(
             table[request, page] = mine = next(shuffled)
             written = min(page_size, lens[request] - page * page_size)
             for cache in (keys, values):
-                cache[mine, :, :written] = torch.randn(kv_heads, written, head_size, generator=random).to(cache)
+                cache[mine, :, :written] = torch.randn(kv_heads, written, cache.shape[3], generator=random).to(cache)
     # Rows after a request's own and bits after its last node are left over from another step.
     flags = torch.rand(requests, widest, nodes, generator=random) < 0.5
     seen: list[list[list[int]]] = []

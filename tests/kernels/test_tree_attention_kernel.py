@@ -43,7 +43,9 @@ def test_runs_may_fill_the_gpu_a_few_times_where_requests_are_few(requests: int,
     """Llama-3-8B's 8 heads of keys and trees of 60 nodes, two row tiles each, on 132 multiprocessors."""
     query, keys = torch.empty(1, 32, 128, dtype=torch.bfloat16), torch.empty(1, 8, 16, 128)
     rows = rows_of(requests, 61, max_seq_len)
-    assert tiles.launch_for(query, keys, rows, H100) == Launch(Tile(128, 64, warps=8, stages=3), runs, at_once=132)
+    assert tiles.launch_for(query, keys, keys, rows, H100) == Launch(
+        Tile(128, 64, warps=8, stages=3), runs, at_once=132
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def launch(case: Case, runs: int, out: torch.Tensor, tile: Tile | None = None) -> None:
     options: dict[str, Any] = {"scale": SCALE, "soft_cap": 0.0, "sliding_window": 0}
-    chosen = tiles.launch_for(case.query, case.keys, case.rows, Processors.of(case.query.device))
+    chosen = tiles.launch_for(case.query, case.keys, case.values, case.rows, Processors.of(case.query.device))
     tensors = case.query, case.keys, case.values, case.rows, out
     launching.tree_attention(
         *tensors, **options, **case.scales, launch=Launch(tile or chosen.tile, runs, chosen.at_once)

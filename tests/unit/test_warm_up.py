@@ -76,14 +76,14 @@ def test_no_step_needs_a_variant_that_was_not_compiled(
     layer, table = Layer(*heads), torch.zeros(most, 8, dtype=torch.int32)
     warm_up.compile_attention(trees, [[layer, layer]], [table], drafted, MAX_MODEL_LEN, torch.bfloat16)
     keys, _ = warm_up.pages(layer.kv_cache)
-    compiled = {variant(query, keys, rows) for query, rows in layer.ran}
+    compiled = {variant(query, keys, keys, rows) for query, rows in layer.ran}
     assert len(compiled) == len(layer.ran), "a variant was compiled twice"
     chooser, needed = random.Random(0), set()
     for _ in range(4000):
         requests = chooser.randint(1, most)
         query = chooser.randint(2, drafted[requests] + 1)
         rows = trees.rows_for_warm_up(requests, query, table, chooser.randint(1, MAX_MODEL_LEN))
-        needed.add(variant(layer.ran[0][0], keys, rows))
+        needed.add(variant(layer.ran[0][0], keys, keys, rows))
     assert needed <= compiled
     assert len(needed) > 5
 

@@ -11,6 +11,8 @@ import triton.language as tl
 from bodies import fill_new_memory
 from gpus import H100
 from test_attention_sinks import *  # noqa: F403
+from test_latent_attention import *  # noqa: F403
+from test_latent_attention import make_latent
 from test_tree_attention import *  # noqa: F403
 from test_tree_attention import MIXED, Case, close, make
 
@@ -21,9 +23,9 @@ NODES = 60
 
 
 def attend(*tensors: Any, runs: int, **arguments: Any) -> None:
-    query, key_cache, _, rows, _ = tensors
+    query, key_cache, value_cache, rows, _ = tensors
     defaults: dict[str, Any] = {"soft_cap": 0.0, "sliding_window": 0}
-    tile = launch_for(query, key_cache, rows, H100).tile
+    tile = launch_for(query, key_cache, value_cache, rows, H100).tile
     launching.tree_attention(*tensors, **(defaults | arguments), launch=Launch(tile, runs, at_once=8))
 
 
@@ -56,6 +58,11 @@ def test_tiles_inside_a_window_at_its_edge_and_after_it_are_all_attended_to(wind
 def test_rows_of_several_tiles_attend_as_those_of_one() -> None:
     """More rows times heads than one program takes."""
     close(make([70, 3, 40], [37, 20, 0], heads=8))
+
+
+@pytest.mark.parametrize("implementation", [1, 2, 6], indirect=True)
+def test_rows_of_several_tiles_over_a_latent_cache_do() -> None:
+    close(make_latent([70, 3, 40], [37, 20, 0], heads=8))
 
 
 @pytest.mark.parametrize("implementation", [2, 9], indirect=True)

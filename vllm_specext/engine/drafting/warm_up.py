@@ -105,17 +105,17 @@ def compile_attention(
         for layer in {kind(layer): layer for layer in layers[::-1]}.values():
             output = torch.empty(1, layer.num_heads, layer.head_size, dtype=dtype, device=trees.device)
             query = torch.zeros_like(output, dtype=query_dtype(layer, dtype))
-            keys, _ = pages(layer.kv_cache)
+            keys, values = pages(layer.kv_cache)
             compiled = set()
             for rows in shapes(trees, table, most, max_model_len):
-                if (found := variant_of(layer, query, keys, rows)) not in compiled:
+                if (found := variant_of(layer, query, keys, values, rows)) not in compiled:
                     compiled.add(found)
                     layer.impl.forward(layer, query, None, None, layer.kv_cache, rows, output=output)
 
 
-def variant_of(layer: Any, query: Tensor, keys: Tensor, rows: TreeRows) -> Hashable:
+def variant_of(layer: Any, query: Tensor, keys: Tensor, values: Tensor, rows: TreeRows) -> Hashable:
     """Name what Triton compiles for ``rows`` in a wrapped ``layer``: equal names share a binary."""
-    return variant(query, keys, rows) if over_prefixes(layer) is None else "nodes"  # the same for all rows
+    return variant(query, keys, values, rows) if over_prefixes(layer) is None else "nodes"  # the same for all rows
 
 
 def query_dtype(layer: Any, dtype: torch.dtype) -> torch.dtype:

@@ -100,14 +100,14 @@ class Attention {
       : p(problem), request(request), head(head), begin(begin), rows(end - begin) {
     groups = p.query.sizes[1] / p.keys.sizes[1];
     page_size = p.keys.sizes[2];
-    size = p.keys.sizes[3];
-    padded = (size + STEP - 1) / STEP * STEP;
+    size = p.keys.sizes[3], value_size = p.values.sizes[3];
+    padded = (value_size + STEP - 1) / STEP * STEP;
     total = groups * rows;
     next_value = p.values.strides[2] * bytes_of(p.values.type);
     transposed = p.keys.type == FLOAT32 && p.keys.strides[2] == 1 && page_size % STEP == 0;
     // Lines of a page are a power of two apart, so that a first-level cache keeps few of them.
     direct_keys = transposed && total <= FEW;
-    direct_values = p.values.type == FLOAT32 && p.values.strides[3] == 1 && padded == size && total <= FEW;
+    direct_values = p.values.type == FLOAT32 && p.values.strides[3] == 1 && padded == value_size && total <= FEW;
   }
 
   void run() {
@@ -256,10 +256,10 @@ class Attention {
         own = slot_of(p.values, slot);
         left = page_size - slot % page_size;
       }
-      if (seen && !direct_values) widen(own, p.values.type, p.values.strides[3], size, value.data());
+      if (seen && !direct_values) widen(own, p.values.type, p.values.strides[3], value_size, value.data());
       const float* found = !seen ? nothing.data() : direct_values ? reinterpret_cast<const float*>(own) : value.data();
       if (seen && !seen_by_all(slot) && !is_finite(found, padded)) {
-        spoilt.push_back({slot - low, std::vector<float>(found, found + size)});
+        spoilt.push_back({slot - low, std::vector<float>(found, found + value_size)});
         found = nothing.data();
       }
       value_at[slot - low] = found;
@@ -272,7 +272,7 @@ class Attention {
   void add_spoilt(int64_t block, int64_t count, int64_t low, const Spoilt& one) {
     for (int64_t i = 0; i < count; i++) {
       if (!sees(sights[(block + i) % rows], low + one.column)) continue;
-      for (int64_t d = 0; d < size; d++) sums[(block + i) * padded + d] += scores[i * TILE + one.column] * one.value[d];
+      for (int64_t d = 0; d < value_size; d++) sums[(block + i) * padded + d] += scores[i * TILE + one.column] * one.value[d];
     }
   }
 
@@ -319,13 +319,13 @@ class Attention {
     for (int64_t i = 0; i < total; i++) {
       float* own = &sums[i * padded];
       // A row that sees nothing gets zeros, as in torch.
-      for (int64_t d = 0; d < size; d++) own[d] = weight[i] == 0 ? 0.0f : own[d] / weight[i];
-      narrow(own, p.out.type, size, row_of(p.out, i, bytes));
+      for (int64_t d = 0; d < value_size; d++) own[d] = weight[i] == 0 ? 0.0f : own[d] / weight[i];
+      narrow(own, p.out.type, value_size, row_of(p.out, i, bytes));
     }
   }
 
   const Problem& p;
-  int64_t request, head, begin, rows, groups, page_size, size, padded, total, next_value;
+  int64_t request, head, begin, rows, groups, page_size, size, value_size, padded, total, next_value;
   bool transposed, direct_keys, direct_values;
   int64_t prefix, limit;
   int64_t from, to, all_from, key_next;  // slots that somebody sees lie between; of the prefix all see from all_from on

@@ -50,7 +50,9 @@ def tree_attention(
 ) -> None:
     """Write the attention of the first ``rows.num_rows`` rows of ``query`` to ``out``, both ``[T, Hq, D]``.
 
-    ``key_cache`` and ``value_cache`` ``[pages, Hkv, page size, D]``, of any strides. ``soft_cap`` bounds the scores by
+    ``key_cache`` and ``value_cache`` ``[pages, Hkv, page size, D]``, of any strides. In a latent cache the values are
+    the first ``L`` numbers of the keys: ``value_cache`` is then that part of ``key_cache``, and ``out`` ``[T, Hq, L]``.
+    On a GPU ``D - L`` has to be a power of two, and at least 16. ``soft_cap`` bounds the scores by
     ``tanh`` (0: not at all). ``sliding_window``: a node sees that many positions back, itself included (0: all); the
     tree has to be less deep than that. Every row sees itself, by its bits. Slots that no row of a request sees may hold
     anything, NaN included, and so may the block table after the last page that holds a slot that one sees.
@@ -94,6 +96,6 @@ def attend_to_nodes(
     after_prefix.attend_to_nodes(query, key_cache, value_cache, rows, out, lse, scale=scale, soft_cap=soft_cap)
 
 
-def variant(query: Tensor, key_cache: Tensor, rows: TreeRows) -> Hashable:
+def variant(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: TreeRows) -> Hashable:
     """Name what Triton compiles for ``rows``: calls with the same layer and equal variants share a binary."""
-    return tiles.variant(query, key_cache, rows, tiles.Processors.of(query.device))
+    return tiles.variant(query, key_cache, value_cache, rows, tiles.Processors.of(query.device))

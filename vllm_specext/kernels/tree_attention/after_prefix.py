@@ -70,7 +70,7 @@ def _attend_to_nodes_kernel(
         read = tl.max(visible.to(tl.int32), 0) > 0
         page = _pages(table_ptr, stride_table, slot, read, PAGE_SIZE)
         acc, top, total = _attend(
-            acc, top, total, query, slot, page, read, visible, key_ptr, value_ptr,
+            acc, top, total, query, None, slot, page, read, visible, key_ptr, value_ptr,
             stride_key_page, stride_key_slot, stride_key_dim,
             stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
             HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,

@@ -13,6 +13,9 @@ step how many there are, its request and its run. Runs of so many slots each, wh
 be sized for the longest context that a graph may ever see, and would leave most of the GPU idle for one request of an
 ordinary length.
 
+In a latent cache the values of ``HEAD_SIZE`` numbers are the first ones of the keys, which have ``FURTHER`` more: a
+tile of keys is read once, for both products.
+
 Caches in float8 hold a value divided by its scale, which is folded into the scores and into the result. vLLM's
 backends want the query in float8 as well; tiles are then converted to float16, which holds float8 exactly, so that
 queries, keys and values are those of plain decoding bit for bit. The weights of the softmax stay in 16 bits, where the
@@ -98,13 +101,15 @@ def _pages_from(first, end, table_ptr, stride_table, PAGE_SIZE: tl.constexpr, BL
 
 @triton.jit
 def _attend(
-    acc, top, total, query, slot, page, read, visible, key_ptr, value_ptr,
+    acc, top, total, query, further, slot, page, read, visible, key_ptr, value_ptr,
     stride_key_page, stride_key_slot, stride_key_dim,
     stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
     HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
     """Add one tile of slots, which lie in ``page``, to the softmax. Only what somebody sees is read: a weight of 0 does
-    not cancel a NaN. ``read`` and ``visible`` are ``None`` where all rows see all slots. ``scale`` is positive."""
+    not cancel a NaN. ``read`` and ``visible`` are ``None`` where all rows see all slots. ``scale`` is positive.
+    ``further``: the query's dimensions after the ``HEAD_SIZE`` of the values, which are the keys' first; ``None`` where
+    values lie elsewhere."""
     dim = tl.arange(0, BLOCK_D)
     loaded = (dim < HEAD_SIZE)[None, :]
     if read is not None:
@@ -114,10 +119,17 @@ def _attend(
     keys = key_ptr + page * stride_key_page + place * stride_key_slot
     values = value_ptr + page * stride_value_page + place * stride_value_slot
     key = tl.load(keys[:, None] + dim[None, :] * stride_key_dim, mask=loaded, other=0.0)
-    value = tl.load(values[:, None] + dim[None, :] * stride_value_dim, mask=loaded, other=0.0)
+    if further is None:
+        value = tl.load(values[:, None] + dim[None, :] * stride_value_dim, mask=loaded, other=0.0)
+    else:
+        value = key
+        after = keys[:, None] + (HEAD_SIZE + tl.arange(0, further.shape[1]))[None, :] * stride_key_dim
+        rest = tl.load(after) if read is None else tl.load(after, mask=read[:, None], other=0.0)
     key, value = key.to(query.dtype), value.to(query.dtype)  # of float8
     # "ieee" is for float32, which tensor cores would cut to 10 bits of mantissa.
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if further is not None:
+        scores = tl.dot(further, tl.trans(rest.to(query.dtype)), scores, input_precision="ieee")
     if SOFT_CAP:
         scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scale * scores) - 1.0)  # tanh
     if visible is not None:
@@ -144,8 +156,9 @@ def _tree_attention_kernel(
     stride_query_scale, stride_key_scale, stride_value_scale, stride_sink,
     stride_table_request, stride_table, stride_visible_request, stride_visible_row, stride_visible_word,
     num_nodes, max_slots, max_rows, requests, runs, at_once, scale, soft_cap,
-    KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, MIN_RUN: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_SIZE: tl.constexpr, FURTHER: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr,
+    MIN_RUN: tl.constexpr, MAX_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
     LENGTHS: tl.constexpr,
 ):  # fmt: skip
@@ -205,6 +218,10 @@ def _tree_attention_kernel(
     query_row = (start + row).to(tl.int64)
     query_ptr += query_row * stride_query_row + head * stride_query_head
     query = tl.load(query_ptr[:, None] + dim[None, :] * stride_query_dim, mask=stored, other=0.0)
+    further = None
+    if FURTHER:
+        after = query_ptr[:, None] + (HEAD_SIZE + tl.arange(0, FURTHER))[None, :] * stride_query_dim
+        further = tl.load(after, mask=own[:, None], other=0.0)
     if query.dtype.is_fp8():
         query = query.to(tl.float16)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -230,7 +247,7 @@ def _tree_attention_kernel(
         page, slot = page_ahead, begin + tile * BLOCK_N
         page_ahead = _pages_from(slot + BLOCK_N, max_slots, table_ptr, stride_table, PAGE_SIZE, BLOCK_N)
         acc, top, total = _attend(
-            acc, top, total, query, slot + column, page, None, None, key_ptr, value_ptr,
+            acc, top, total, query, further, slot + column, page, None, None, key_ptr, value_ptr,
             stride_key_page, stride_key_slot, stride_key_dim,
             stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
             HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,
@@ -242,7 +259,7 @@ def _tree_attention_kernel(
         visible = read[None, :] & (slot[None, :] >= oldest[:, None])
         page = _pages(table_ptr, stride_table, slot, read, PAGE_SIZE)
         acc, top, total = _attend(
-            acc, top, total, query, slot, page, read, visible, key_ptr, value_ptr,
+            acc, top, total, query, further, slot, page, read, visible, key_ptr, value_ptr,
             stride_key_page, stride_key_slot, stride_key_dim,
             stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
             HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,
@@ -255,7 +272,7 @@ def _tree_attention_kernel(
         read = tl.max(visible.to(tl.int32), 0) > 0
         page = _pages(table_ptr, stride_table, slot, read, PAGE_SIZE)
         acc, top, total = _attend(
-            acc, top, total, query, slot, page, read, visible, key_ptr, value_ptr,
+            acc, top, total, query, further, slot, page, read, visible, key_ptr, value_ptr,
             stride_key_page, stride_key_slot, stride_key_dim,
             stride_value_page, stride_value_slot, stride_value_dim, scale, soft_cap,
             HEAD_SIZE, BLOCK_D, PAGE_SIZE, SOFT_CAP,

@@ -14,6 +14,7 @@ from vllm_specext.kernels.tree_attention.tiles import (
     MIN_RUN,
     Launch,
     Processors,
+    further_size,
     launch_for,
     lengths_tried,
     merge_blocks,
@@ -55,7 +56,7 @@ def tree_attention(
     by_head = *scales, sinks
 
     def first() -> Launched:
-        chosen = launch or launch_for(query, key_cache, rows, Processors.of(query.device))
+        chosen = launch or launch_for(query, key_cache, value_cache, rows, Processors.of(query.device))
         return _launch(query, key_cache, value_cache, out, by_head, rows, scale, soft_cap, sliding_window, chosen)
 
     same = scale, soft_cap, sliding_window, launch
@@ -74,7 +75,7 @@ def _launch(
     sliding_window: int,
     launch: Launch,
 ) -> Launched:
-    heads, head_size = query.shape[1:]
+    heads, head_size = query.shape[1], value_cache.shape[3]
     kv_heads, page_size = key_cache.shape[1:3]
     requests = most_runs = rows.block_table.shape[0]
     partial = lse = counts = None
@@ -99,8 +100,9 @@ def _launch(
             # The softmax is one of powers of 2; a capped score is cap * tanh(score / cap).
             scale / soft_cap if soft_cap else scale * LOG2_E.value, soft_cap * LOG2_E.value,
         ),
-        KV_HEADS=kv_heads, GROUPS=groups, HEAD_SIZE=head_size, PAGE_SIZE=page_size,
-        WINDOW=sliding_window, SOFT_CAP=soft_cap > 0, SPLIT=runs > 1, MIN_RUN=MIN_RUN, MAX_SPLITS=MAX_SPLITS,
+        KV_HEADS=kv_heads, GROUPS=groups, HEAD_SIZE=head_size, FURTHER=further_size(key_cache, value_cache),
+        PAGE_SIZE=page_size, WINDOW=sliding_window, SOFT_CAP=soft_cap > 0, SPLIT=runs > 1,
+        MIN_RUN=MIN_RUN, MAX_SPLITS=MAX_SPLITS,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_T=min(tile.block_n, 32), BLOCK_D=block_d, BLOCK_R=block_r,
         LENGTHS=lengths_tried(block_r) if runs > 1 else 0,
         num_warps=tile.warps, num_stages=tile.stages,

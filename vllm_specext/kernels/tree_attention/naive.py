@@ -136,7 +136,11 @@ def tree_attention(
     groups, width = query.shape[1] // kv_heads, plan.padded.shape[1]
     slots = plan.slots(page_size, groups, sliding_window)
     head = torch.arange(kv_heads, device=query.device)[:, None]
-    keys, values = (_gathered(cache, slots.page, head, slots.place) for cache in (key_cache, value_cache))
+    keys = _gathered(key_cache, slots.page, head, slots.place)
+    if (width_of_value := value_cache.shape[-1]) < keys.shape[-1]:
+        values = keys[..., :width_of_value]
+    else:
+        values = _gathered(value_cache, slots.page, head, slots.place)
     # The heads that share keys become rows of one head, so that keys and values are not copied for each.
     queries = query[plan.padded].unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     if soft_cap or keys.dtype.itemsize == 1 or sinks is not None:

@@ -21,6 +21,9 @@ MAX_SPLITS = 64  # of one request
 MERGED_AT_ONCE = 512  # numbers of a row
 ROUNDS = 3  # of programs, at most; what the GPU works on at once is one
 WARP = 32  # threads; it adds up as many requests without a barrier
+LATENT = (64, 32), (32, 32), (16, 32), (16, 16)
+"""Rows times heads, and slots, of a tile over a latent cache, the largest of which that fits is chosen. With 128 rows
+the results of 512 numbers each would not fit into registers."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,18 @@ def next_power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def launch_for(query: Tensor, key_cache: Tensor, rows: TreeRows, processors: Processors) -> Launch:
-    """Choose for ``query`` ``[T, Hq, D]`` and keys ``[pages, Hkv, page size, D]``."""
+def further_size(key_cache: Tensor, value_cache: Tensor) -> int:
+    """How many numbers keys have after those that are their values too; 0 where values lie elsewhere."""
+    return key_cache.shape[3] - value_cache.shape[3]
+
+
+def launch_for(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: TreeRows, processors: Processors) -> Launch:
+    """Choose for ``query`` ``[T, Hq, D]``, keys ``[pages, Hkv, page size, D]`` and values of the same or, where they
+    are the first numbers of the keys, of fewer dimensions."""
     kv_heads = key_cache.shape[1]
     packed = rows.max_query_len * (query.shape[1] // kv_heads)
-    tile = tile_for(packed, query.shape[2], query.element_size(), processors)
+    sizes = value_cache.shape[3], further_size(key_cache, value_cache)
+    tile = tile_for(packed, sizes[0], query.element_size(), processors, further=sizes[1])
     at_once = processors.room(tile.warps)
     fill = at_once // (kv_heads * row_tiles(packed, tile))
     requests, splits = rows.block_table.shape[0], min(rows.max_seq_len // MIN_RUN, MAX_SPLITS)
@@ -91,18 +101,22 @@ def launch_for(query: Tensor, key_cache: Tensor, rows: TreeRows, processors: Pro
 
 
 @cache
-def tile_for(packed: int, head_size: int, element_size: int, processors: Processors) -> Tile:
-    """Choose for so many rows times the heads that share a head of the cache, in the widest request."""
+def tile_for(packed: int, head_size: int, element_size: int, processors: Processors, further: int = 0) -> Tile:
+    """Choose for so many rows times the heads that share a head of the cache, in the widest request, and values of
+    ``head_size``. Keys have so many numbers ``further`` where values are their first ones."""
     padded, element_size = next_power(head_size), max(element_size, 2)  # float8 is converted to float16
     row_bytes = padded * element_size
-    block_m = max(16, min(128, next_power(packed), QUERY_TILE_BYTES // row_bytes))
-    block_n = max(16, min(64, KEY_TILE_BYTES // row_bytes))
+    if further:
+        block_m, block_n = _latent(packed, padded, element_size, processors, further)
+    else:
+        block_m = max(16, min(128, next_power(packed), QUERY_TILE_BYTES // row_bytes))
+        block_n = max(16, min(64, KEY_TILE_BYTES // row_bytes))
     # The accumulators alone take 64 registers of each thread, and from 128 on the rest would not fit.
     warps = 8 if block_m == 128 or block_m * padded > 64 * 128 else 4
     two, three = (Tile(block_m, block_n, warps, stages) for stages in (2, 3))
 
     def side_by_side(tile: Tile) -> int:
-        memory = shared_memory(tile, padded, element_size, processors.queries_in_memory)
+        memory = shared_memory(tile, padded, element_size, processors.queries_in_memory, further)
         if memory > processors.memory_of_program:
             return 0
         return min(WARPS_PER_PROCESSOR // warps, processors.memory // (memory + KIB))  # CUDA takes a KiB of each
@@ -110,10 +124,21 @@ def tile_for(packed: int, head_size: int, element_size: int, processors: Process
     return three if side_by_side(three) >= max(side_by_side(two), 1) else two
 
 
-def shared_memory(tile: Tile, head_size: int, element_size: int, queries_in_memory: bool) -> int:
+def _latent(packed: int, head_size: int, element_size: int, processors: Processors, further: int) -> tuple[int, int]:
+    """Rows times heads, and slots, of a tile whose values are the first numbers of its keys."""
+    rows = max(16, next_power(packed))
+    for block_m, block_n in LATENT:
+        tile = Tile(block_m, block_n, warps=8, stages=2)
+        needed = shared_memory(tile, head_size, element_size, processors.queries_in_memory, further)
+        if block_m <= rows and needed <= processors.memory_of_program:
+            break
+    return block_m, block_n
+
+
+def shared_memory(tile: Tile, head_size: int, element_size: int, queries_in_memory: bool, further: int = 0) -> int:
     """Bytes that Triton gives a program, or a little more than those, as seen in what it compiles."""
-    queries = tile.block_m * head_size * element_size
-    keys_and_values = 2 * tile.block_n * head_size * element_size
+    queries = tile.block_m * (head_size + further) * element_size
+    keys_and_values = tile.block_n * (head_size + (further or head_size)) * element_size
     if queries_in_memory and tile.block_m >= 64:
         return tile.stages * keys_and_values + queries
     # The last stage is in registers; the queries and the weights of a tile pass through memory.
@@ -137,7 +162,9 @@ def row_tiles(packed: int, tile: Tile) -> int:
     return -(-packed // tile.block_m)
 
 
-def variant(query: Tensor, key_cache: Tensor, rows: TreeRows, processors: Processors) -> tuple[Tile, int]:
+def variant(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: TreeRows, processors: Processors
+) -> tuple[Tile, int]:
     """Name what a launch on ``rows`` is compiled for; launches with the same layer and variant share a binary."""
-    launch = launch_for(query, key_cache, rows, processors)
+    launch = launch_for(query, key_cache, value_cache, rows, processors)
     return launch.tile, launch.block_of_requests(rows.block_table.shape[0])
