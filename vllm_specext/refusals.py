@@ -219,6 +219,12 @@ FEATURES: tuple[Feature, ...] = (
         reasons=_for_readers_of_the_cache("its recurrent layers have no keys and values that the drafter could read"),
     ),
     Feature(
+        "sparse_mla",
+        "a target with sparse latent attention (DeepSeek V3.2 and later, GLM 5)",
+        lambda launch: bool(launch.model.use_mla) and hasattr(launch.model.hf_text_config, "index_topk"),
+        "which tokens a node sees would be chosen along a path of the tree",
+    ),
+    Feature(
         "mla",
         "a target with multi-head latent attention (MLA)",
         lambda launch: bool(launch.model.use_mla),

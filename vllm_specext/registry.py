@@ -66,7 +66,7 @@ OVER_HIDDEN_STATES_AS_CHAINS = frozenset({"data_parallel_moe", "quantised_cache"
 ANY_LANGUAGE_MODEL = Declaration(
     reads=Reads.TEXT,
     keeps=Keeps.APART,
-    bears=OVER_HIDDEN_STATES - {"skip_tokenizer_init"} | {"data_parallel_moe", "mla", "quantised_cache"},
+    bears=OVER_HIDDEN_STATES - {"skip_tokenizer_init"} | {"data_parallel_moe", "mla", "sparse_mla", "quantised_cache"},
 )
 """The declaration of methods that read only the text that the target wrote."""
 
@@ -185,11 +185,10 @@ METHODS: dict[str, Method] = {
             declares=Declaration(
                 reads=Reads.HIDDEN_STATES,
                 keeps=Keeps.BESIDE_THE_TARGETS,
-                bears=WITHOUT_CONNECTOR,
+                bears=WITHOUT_CONNECTOR | {"mla"},
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.mtp.prepare:prepare",
-            check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.mtp.speculator:mtp",
         ),
         Method(
@@ -252,7 +251,7 @@ METHODS: dict[str, Method] = {
             declares=Declaration(
                 reads=Reads.GIVEN,
                 keeps=Keeps.NOWHERE,
-                bears=WITHOUT_CONNECTOR,
+                bears=WITHOUT_CONNECTOR | {"mla"},
             ),
             preparation="vllm_specext.methods.given.prepare:prepare",
             speculator="vllm_specext.methods.given.speculator:GivenSpeculator",

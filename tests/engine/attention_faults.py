@@ -34,3 +34,14 @@ def count_up_on_axes() -> None:
 
     place_on_three_axes()
     TreeSteps.place_on_axes = lambda self, batch, positions: None  # type: ignore[method-assign]
+
+
+def read_trees_as_prompts() -> None:
+    """Layers with latent attention read the rows of drafts as vLLM does where a backend takes one row of a request: as
+    the end of a prompt, whose length the host knows."""
+    from vllm_specext.engine.verification import latent_chains, model_state
+    from vllm_specext.engine.verification.layout import TreeLayout
+
+    for module in (latent_chains, model_state):
+        module.divide_by_drafts = lambda: None
+    TreeLayout.attach = lambda self, metadata, names, causal=None: None  # type: ignore[method-assign]

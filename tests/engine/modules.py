@@ -33,7 +33,9 @@ class Layout:
     last: str | None
     """The norm after the layer."""
     norm_belongs_to_head: bool = False
-    """Whether the module itself goes on from what the last norm is given."""
+    """Whether the module gives the head what the last norm is given, and goes on from there."""
+    goes_on_after_norm: bool = False
+    """Whether it goes on from what the last norm gives nevertheless."""
     sees_first_token: bool = True
     """Whether the embedding at position 0 is read, which has no hidden state before it."""
 
@@ -56,6 +58,11 @@ OF_ERNIE = Layout(
 def of_glm(layers: int) -> Layout:
     """Of GLM 4.5, which has so many ``layers`` before the module."""
     return replace(of_hy(layers), last=f"model.layers.{layers}.shared_head.norm", norm_belongs_to_head=True)
+
+
+def of_deepseek(layers: int) -> Layout:
+    """Of DeepSeek V3, the same."""
+    return replace(of_glm(layers), goes_on_after_norm=True)
 
 
 def of_hy(layers: int) -> Layout:
@@ -135,4 +142,5 @@ class Module:
         if layout.last and not layout.norm_belongs_to_head:
             made = self.norm(made, layout.last)
         assert kept.kv is not None
-        return made, made, kept.kv
+        following = self.norm(made, layout.last) if layout.last and layout.goes_on_after_norm else made
+        return made, following, kept.kv

@@ -41,15 +41,18 @@ def install(sizes: list[int], replays: list[Any]) -> None:
     import vllm.v1.worker.gpu.cudagraph_utils as stock
     import vllm.v1.worker.gpu.model_runner as runners
     from vllm.config.compilation import CUDAGraphMode
-    from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.layers.attention import Attention, MLAAttention
     from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
     import vllm_specext.engine.drafting.graphs as graphs
     from vllm_specext.engine.drafting.speculator import StepSpeculator
 
     # Inside of an operation nothing is recorded, and attention is one that asks Python for its metadata.
-    Attention.use_direct_call = property(lambda self: True, lambda self, value: None)  # type: ignore[assignment]
+    for layer in (Attention, MLAAttention):
+        layer.use_direct_call = property(lambda self: True, lambda self, value: None)  # type: ignore[assignment]
+    CPUMLAImpl.do_kv_cache_update = _keep_latent  # type: ignore[method-assign]
     torch.cuda.CUDAGraph, torch.cuda.graph = RecordedGraph, recorded  # type: ignore[misc, assignment]
     type(current_platform).get_global_graph_pool = lambda self: None  # type: ignore[method-assign]
     for module in (stock, graphs):
@@ -63,6 +66,12 @@ def install(sizes: list[int], replays: list[Any]) -> None:
     _capture_first(StepSpeculator)
     _leave_in_buffers(runners.GPUModelRunner)
     _pad_batches(runners)
+
+
+def _keep_latent(self: Any, latent: Tensor, rotary: Tensor, kv_cache: Tensor, slots: Tensor, *_: Any) -> None:
+    """As on a GPU, rows without a slot are no other way: they go to the first block, which no request has."""
+    kept = torch.cat((latent, rotary.squeeze(1)), dim=-1).to(kv_cache.dtype)
+    kv_cache.view(-1, kept.shape[1])[slots.flatten().long().clamp(min=0)] = kept
 
 
 def _always_on(manager: Any, mode: Any) -> None:

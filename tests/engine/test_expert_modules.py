@@ -13,10 +13,10 @@ import pytest
 
 from tests.engine.conftest import ROUND, Result, of_method
 from tests.engine.expert_targets import FAMILIES, WINDOWS, make_target
-from tests.engine.modules import Layout, Module
+from tests.engine.modules import Layout
 from tests.engine.test_given import predicting
 from tests.engine.test_lossless import differing, is_noticed
-from tests.engine.test_tree_drafting import REQUEST, Replay, accepted, drafts, record
+from tests.engine.transformers_parts import levels_are_those_of_the_module
 
 Engines = Callable[..., Result]
 Target = tuple[Path, Layout]
@@ -73,12 +73,4 @@ def test_every_level_of_every_draft_is_that_of_transformers_parts(
     engines: Engines, target: Target, tmp_path: Path
 ) -> None:
     """The parts know of no windows."""
-    sequence, passes = record(engines, tmp_path / "passes.pt", trees(target))
-    assert sequence[: len(REQUEST["ids"])] == REQUEST["ids"]
-    module = Module(*target)
-    replay = Replay(module, module.logits)
-    made = drafts(passes)
-    assert len(made) >= 5
-    for first, levels in made:
-        replay.draft(accepted(first, levels), levels)
-    assert replay.largest < 1e-5
+    levels_are_those_of_the_module(engines, trees(target), target, tmp_path / "passes.pt")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from tests.engine.conftest import ROUND, Result, any_sizes, eagle3, of_method, tree
 from tests.engine.hybrid import LEVELS, NODES, hybrid_tree, make_hybrid
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import differing, is_noticed
+from tests.engine.transformers_parts import plain_tokens_are_those_of_transformers
 from tests.engine.workload import DFLASH, FOREIGN_BYTES, GREEDY
 
 Engines = Callable[..., Result]
@@ -49,14 +49,7 @@ def predicted(llm: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_plain_tokens_are_those_of_transformers(engines: Engines, models: tuple[Path, Path]) -> None:
-    torch.manual_seed(1)
-    prompts = [torch.randint(4, 2048, (length,)).tolist() for length in (1, 3, 64, 65, 200)]
-    asked = [{"ids": ids, "sampling": GREEDY | {"max_tokens": 24, "ignore_eos": True}} for ids in prompts]
-    result = engines({"model": str(models[0]), "enable_prefix_caching": False}, rounds=[asked])
-    reference = transformers.AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)
-    for ids, output in zip(prompts, result["outputs"], strict=True):
-        expected = reference.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False, eos_token_id=None)
-        assert output["ids"] == expected[0, len(ids) :].tolist()
+    plain_tokens_are_those_of_transformers(engines, {"model": str(models[0]), "enable_prefix_caching": False})
 
 
 @pytest.mark.parametrize(
@@ -102,7 +95,7 @@ def test_where_memory_and_steps_are_tight(engines: Engines, models: tuple[Path, 
     [
         "go_on_as_chains",
         pytest.param("stay_behind", marks=pytest.mark.extended),
-        "convolve_in_order",
+        pytest.param("convolve_in_order", marks=pytest.mark.extended),
         pytest.param("keep_old_states", marks=pytest.mark.extended),
         pytest.param("accept_the_best_node_of_every_tree", marks=pytest.mark.extended),
         pytest.param("skip_compaction", marks=pytest.mark.extended),

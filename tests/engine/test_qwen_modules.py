@@ -12,10 +12,10 @@ import pytest
 
 from tests.engine.conftest import ROUND, Result, eagle3, of_method
 from tests.engine.hybrid import make_hybrid, one_layer
-from tests.engine.modules import OF_QWEN, Module, add_module
+from tests.engine.modules import OF_QWEN, add_module
 from tests.engine.test_given import predicting
 from tests.engine.test_lossless import differing
-from tests.engine.test_tree_drafting import REQUEST, Replay, accepted, drafts, record
+from tests.engine.transformers_parts import levels_are_those_of_the_module
 from tests.engine.workload import DFLASH
 
 Engines = Callable[..., Result]
@@ -47,6 +47,9 @@ def trees(target: dict[str, Any], nodes: int = NODES, top_k: int = TOP_K, **own:
 @pytest.mark.parametrize(
     ("nodes", "top_k"), [(NODES, TOP_K), pytest.param(LEVELS, 1, marks=pytest.mark.extended)], ids=["tree", "chain"]
 )
+@pytest.mark.parametrize(
+    "target", [pytest.param(KINDS[0], marks=pytest.mark.extended), KINDS[1]], indirect=True, ids=KINDS
+)
 def test_drafts_give_the_tokens_of_plain_decoding(
     engines: Engines, target: dict[str, Any], nodes: int, top_k: int
 ) -> None:
@@ -66,15 +69,9 @@ def test_every_level_of_every_draft_is_that_of_transformers_parts(
     engines: Engines, target: dict[str, Any], tmp_path: Path
 ) -> None:
     whole = {"enable_prefix_caching": False}  # otherwise vLLM reads prompts in parts, that end where blocks do
-    sequence, passes = record(engines, tmp_path / "passes.pt", trees(target) | whole, torchvision=True)
-    assert sequence[: len(REQUEST["ids"])] == REQUEST["ids"]
-    module = Module(Path(target["model"]), OF_QWEN)
-    replay = Replay(module, module.logits)
-    made = drafts(passes)
-    assert len(made) >= 5
-    for first, levels in made:
-        replay.draft(accepted(first, levels), levels)
-    assert replay.largest < 1e-3
+    module = Path(target["model"]), OF_QWEN
+    passes = tmp_path / "passes.pt"
+    levels_are_those_of_the_module(engines, trees(target) | whole, module, passes, largest=1e-3, torchvision=True)
 
 
 @pytest.mark.extended

@@ -32,6 +32,7 @@ def launch(**changes: Any) -> Launch:
         "is_attention_free": False,
         "architectures": ["LlamaForCausalLM"],
         "use_mla": False,
+        "hf_text_config": SimpleNamespace(**changes.get("text_config", {})),
         "is_encoder_decoder": False,
         "runner_type": "generate",
         "enable_trace_replay": False,
@@ -86,11 +87,13 @@ UNSUPPORTED = [
     ({"batch_invariant": True}, "VLLM_BATCH_INVARIANT=1"),
 ]
 """A change to a launch that is fine, and what the refusal names."""
-IN_THE_TARGET: list[tuple[dict[str, Any], str]] = [
-    ({"use_mla": True}, "MLA"),
+SPARSE: dict[str, Any] = {"use_mla": True, "text_config": {"index_topk": 2048}}
+BUT_LATENT: list[tuple[dict[str, Any], str]] = [
+    (SPARSE, "sparse latent attention"),
     ({"kv_cache_dtype": "fp8_per_token_head"}, "--kv-cache-dtype"),
     ({"is_moe": True, "data_parallel_size": 2}, "mixture-of-experts"),
 ]
+IN_THE_TARGET = [({"use_mla": True}, "MLA"), *BUT_LATENT]
 GATED_DELTA_RULE: dict[str, Any] = {"is_hybrid": True, "architectures": ["Qwen3NextForCausalLM"]}
 CONNECTOR: list[tuple[dict[str, Any], str]] = [({"ec_transfer_config": object()}, "--ec-transfer-config")]
 ON_ONE_AXIS: list[tuple[dict[str, Any], str]] = [({"uses_mrope": True}, "M-RoPE")]
@@ -112,7 +115,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
         *FOREIGN,
         ({"is_multimodal_model": True}, "multimodal"),
     ],
-    "mtp-tree": IN_THE_TARGET + CONNECTOR,
+    "mtp-tree": BUT_LATENT + CONNECTOR,
     "griffin": IN_THE_TARGET,
     "eagle3-tree": IN_THE_TARGET,
     "eagle-tree": IN_THE_TARGET,
@@ -122,7 +125,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
     ],
-    "given": IN_THE_TARGET + CONNECTOR,
+    "given": BUT_LATENT + CONNECTOR,
     "slem": FOREIGN,
     "tli": FOREIGN,
     "slrs": FOREIGN,
@@ -241,6 +244,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "ec_connector": {"ec_transfer_config": object()},
     "recurrent": {"is_hybrid": True},
     "gated_delta_rule": GATED_DELTA_RULE,
+    "sparse_mla": SPARSE,
     "mla": {"use_mla": True},
     "multimodal": {"is_multimodal_model": True},
     "encoder_decoder": {"is_encoder_decoder": True},

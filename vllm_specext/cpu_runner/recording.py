@@ -9,11 +9,13 @@ from vllm_specext.kernels.native.library import library
 
 def records_passes(vllm_config: VllmConfig) -> bool:
     """Whether passes are recorded: on a CPU, where one rank runs vLLM's modules uncompiled, and calls attention
-    directly (``cpu_runner/eager_layers.py``)."""
+    directly (``cpu_runner/eager_layers.py``). Not where a model has latent attention: what it writes depends on which
+    rows are padding, which vLLM's layer asks in Python."""
     return (
         current_platform.is_cpu()
         and are_wanted()
         and vllm_config.compilation_config.mode == CompilationMode.NONE
         and vllm_config.parallel_config.world_size == 1
+        and not vllm_config.model_config.use_mla
         and library() is not None
     )

@@ -4,11 +4,12 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
-from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention import Attention, MLAAttention
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.node_passes import CacheGroup
 from vllm_specext.engine.verification.attention import WITH_BLOCK_TABLE, wrap_draft_layers
+from vllm_specext.engine.verification.latent_layers import wrap_latent_layers
 from vllm_specext.errors import ConfigurationError
 
 
@@ -17,6 +18,8 @@ def wrap_own_layers(
 ) -> None:
     """Wrap all attention layers but the target's, and those of the target that are named in ``also``, for trees of at
     most so many ``levels``."""
+    latent = get_layers_from_vllm_config(vllm_config, MLAAttention)
+    wrap_latent_layers((latent[name] for name in latent if name not in target_names), of_target=False)
     layers = get_layers_from_vllm_config(vllm_config, Attention)
     wrap_draft_layers((layers[name] for name in layers if name not in target_names or name in also), levels)
     if all(layers[name].sliding_window is None for name in layers.keys() & target_names):

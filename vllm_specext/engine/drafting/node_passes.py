@@ -76,7 +76,7 @@ class CacheGroup:
 Run = Callable[[Nodes, dict[str, Any] | None, dict[str, Tensor] | None], Result]
 """Runs a drafter over nodes, given what its layers see (``TreeRows``) and KV slots ``[R q]``, both by layer; ``None``
 where there are no caches, so that the layers skip attention."""
-See = Callable[[CacheGroup, TreeRows], dict[str, TreeRows]]
+See = Callable[[CacheGroup, TreeRows], dict[str, Any]]
 
 
 def all_alike(group: CacheGroup, rows: TreeRows) -> dict[str, TreeRows]:
@@ -101,7 +101,7 @@ class NodePasses(Generic[Result]):
         """
         requests, q = nodes.ids.shape
         starts = torch.arange(0, requests * q + 1, q, dtype=torch.int32, device=nodes.ids.device)
-        rows: dict[str, TreeRows] = {}
+        rows: dict[str, Any] = {}
         slot_mappings: dict[str, Tensor] = {}
         for group in self.groups:
             of_group = TreeRows(

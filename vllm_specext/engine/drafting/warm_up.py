@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import MLAAttention
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import gather_draft_sampled
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import prepare_decode_inputs
@@ -20,6 +21,7 @@ from vllm_specext.engine.drafting.tree_speculator import TreeSpeculator
 from vllm_specext.engine.graph_sizes import most_drafted
 from vllm_specext.engine.verification.attention import pages
 from vllm_specext.engine.verification.compaction import caches_of
+from vllm_specext.engine.verification.latent_layers import latent_attention, latent_parts
 from vllm_specext.engine.verification.prefix_check import is_right
 from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.engine.verification.verifying_layers import leave_prefixes_to_tree_attention, over_prefixes
@@ -103,14 +105,29 @@ def compile_attention(
     ``tables`` ``[requests, blocks]``. ``most``: drafted tokens of a request while at least so many verify."""
     for layers, table in zip(groups, tables, strict=True):
         for layer in {kind(layer): layer for layer in layers[::-1]}.values():
-            output = torch.empty(1, layer.num_heads, layer.head_size, dtype=dtype, device=trees.device)
-            query = torch.zeros_like(output, dtype=query_dtype(layer, dtype))
-            keys, values = pages(layer.kv_cache)
+            query = torch.zeros(
+                1, layer.num_heads, layer.head_size, device=trees.device, dtype=query_dtype(layer, dtype)
+            )
+            keys, values = keys_and_values(layer)
             compiled = set()
             for rows in shapes(trees, table, most, max_model_len):
                 if (found := variant_of(layer, query, keys, values, rows)) not in compiled:
                     compiled.add(found)
-                    layer.impl.forward(layer, query, None, None, layer.kv_cache, rows, output=output)
+                    attend(layer, query, rows, dtype)
+
+
+def keys_and_values(layer: Any) -> tuple[Tensor, Tensor]:
+    """Of a layer's cache, as tree attention reads them."""
+    return latent_parts(layer.impl, layer.kv_cache) if isinstance(layer, MLAAttention) else pages(layer.kv_cache)
+
+
+def attend(layer: Any, query: Tensor, rows: TreeRows, dtype: torch.dtype) -> None:
+    """Run tree attention with a wrapped ``layer`` of a model that computes in ``dtype``."""
+    if isinstance(layer, MLAAttention):
+        latent_attention(layer.impl, query, layer.kv_cache, rows)
+    else:
+        output = torch.empty_like(query, dtype=dtype)
+        layer.impl.forward(layer, query, None, None, layer.kv_cache, rows, output=output)
 
 
 def variant_of(layer: Any, query: Tensor, keys: Tensor, values: Tensor, rows: TreeRows) -> Hashable:

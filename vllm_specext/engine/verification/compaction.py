@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from vllm.model_executor.layers.attention import MLAAttention
 
 from vllm_specext.engine.verification.attention import pages
+from vllm_specext.engine.verification.latent_layers import latent_pages
 from vllm_specext.engine.verification.layout import AcceptedPaths
 from vllm_specext.kernels.kv_compaction import compact
 from vllm_specext.kernels.pointers import Caches
@@ -32,4 +34,9 @@ class Compaction:
 
 def caches_of(layers: Sequence[Any]) -> Caches:
     """The pages of attention ``layers`` that have their caches."""
-    return Caches(view for layer in layers for view in pages(layer.kv_cache))
+    return Caches(view for layer in layers for view in views(layer))
+
+
+def views(layer: Any) -> tuple[Tensor, ...]:
+    """The pages of a ``layer``, ``[pages, Hkv, page size, D]``: of keys and of values, or of both in one."""
+    return (latent_pages(layer.kv_cache),) if isinstance(layer, MLAAttention) else pages(layer.kv_cache)

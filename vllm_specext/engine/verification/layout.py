@@ -14,6 +14,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_specext.engine.verification.attention import attach
+from vllm_specext.engine.verification.latent_layers import attach_to_latent, block_table_of
 from vllm_specext.kernels.tree_attention import TreeRows
 from vllm_specext.kernels.tree_layout import accepted_rows
 
@@ -56,17 +57,23 @@ class TreeLayout:
             max_seq_len=self.longest,
         )
 
-    def attach(self, metadata: dict[str, Any], groups: Sequence[Sequence[str]]) -> None:
+    def attach(self, metadata: dict[str, Any], groups: Sequence[Sequence[str]], causal: Tensor | None = None) -> None:
         """Put the trees into the attention ``metadata`` of the target's layers, whose names are given by cache group.
-        Layers of one group share their metadata."""
-        if self.chains:
+        Layers of one group share their metadata. With latent attention, chains are put there as well, and what rows of
+        chains see: ``causal`` ``[N + 1, words]``."""
+        if self.chains and causal is None:
             return
         seen: set[int] = set()
         for names in groups:
             for name in names:
-                if id(metadata[name]) not in seen:
-                    seen.add(id(metadata[name]))
-                    attach(metadata[name], self.rows_on(metadata[name].block_table))
+                own = metadata[name]
+                if id(own) in seen:
+                    continue
+                seen.add(id(own))
+                if causal is None:
+                    attach(own, self.rows_on(own.block_table))
+                else:
+                    attach_to_latent(own, self.rows_on(block_table_of(own)), causal)
 
     def check_replay(self, batch: InputBatch, chain_rows: int) -> None:
         """Raise ``RuntimeError`` where a whole graph of the target is about to run trees that it was not captured with:

@@ -15,6 +15,9 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
 from vllm_specext.engine.verification.attention import wrap_target_layers
+from vllm_specext.engine.verification.latent_chains import LatentRows, latent_layers, with_latent_chains
+from vllm_specext.engine.verification.latent_layers import wrap_latent_layers
+from vllm_specext.engine.verification.latent_steps import divide_by_drafts, verifying
 from vllm_specext.engine.verification.noted_requests import noting_requests
 from vllm_specext.engine.verification.one_state import with_one_state
 from vllm_specext.engine.verification.recurrent_trees import RecurrentTrees, verify_as_decoding, with_recurrent_chains
@@ -31,7 +34,8 @@ def with_our_verification(base: Any, config: Any) -> type[ModelState]:
     if config.tree is not None:
         return _for_trees(base)
     return _for_chains(
-        with_recurrent_chains(base), DrawnDraftVerifier if config.options.samples_drafts else TargetOnlyVerifier
+        with_latent_chains(with_recurrent_chains(base)),
+        DrawnDraftVerifier if config.options.samples_drafts else TargetOnlyVerifier,
     )
 
 
@@ -53,15 +57,23 @@ def _for_trees(base: Any) -> type[ModelState]:
             recorded = records_passes(self.vllm_config)
             recurrent = RecurrentTrees.of(self.vllm_config, self.max_num_reqs, self.device)
             self._has_states = recurrent is not None
-            # vLLM's own graphs of chains would write a state for each row.
-            chains = config.options.short_are_chains and not self._has_states
+            latent = latent_layers(self.vllm_config)
+            own = config.tree.nodes, self.max_num_reqs, self.max_model_len, self.device
+            self._latent = LatentRows(*own) if latent else None
+            # vLLM's own graphs of chains would write a state for each row, and have prompts' attention over latent
+            # caches where a backend takes one row of a request alone.
+            chains = config.options.short_are_chains and not self._has_states and not latent
             chain_rows = 1 + config.tree.depth if chains else 0
             most = self.max_num_reqs, self.max_model_len
             trees = TreeStates(config.tree, *most, self.device, recorded, config.levels, chain_rows)
-            self.steps = TreeSteps(trees, recurrent)
-            layers = get_layers_from_vllm_config(self.vllm_config, Attention)
-            self._layers = {name: layer for name, layer in layers.items() if not layer.is_draft_layer}
-            wrap_target_layers(self._layers.values(), config.levels)
+            self.steps = TreeSteps(trees, recurrent, None if self._latent is None else self._latent.causal)
+            found = get_layers_from_vllm_config(self.vllm_config, Attention)
+            layers = {name: layer for name, layer in found.items() if not layer.is_draft_layer}
+            wrap_target_layers(layers.values(), config.levels)
+            wrap_latent_layers(latent.values(), of_target=True)
+            self._layers = layers | latent
+            if latent:
+                divide_by_drafts()
             capture_no_mixed_batches(self.vllm_config.compilation_config)
 
         def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
@@ -100,10 +112,14 @@ def _for_trees(base: Any) -> type[ModelState]:
                 layout = trees.lay_out(input_batch, self._request_states.prefill_len.gpu)
                 if layout is not None and cudagraph_mode == CUDAGraphMode.FULL:
                     layout.check_replay(input_batch, trees.chain_rows)
-            metadata = super().prepare_attn(
-                input_batch, cudagraph_mode, block_tables, slot_mappings, *args, for_capture=for_capture, **kwargs
-            )
-            self.steps.begin(input_batch, layout, metadata, slot_mappings)
+            decoding = layout
+            if self._latent is not None and not for_capture and cudagraph_mode != CUDAGraphMode.FULL:
+                decoding = self._latent.lay_out(input_batch, trees=layout)
+            with verifying(decoding, input_batch, padded=cudagraph_mode == CUDAGraphMode.FULL):
+                metadata = super().prepare_attn(
+                    input_batch, cudagraph_mode, block_tables, slot_mappings, *args, for_capture=for_capture, **kwargs
+                )
+            self.steps.begin(input_batch, layout, metadata, slot_mappings, decoding)
             return metadata
 
     return TreeModelState

@@ -51,8 +51,12 @@ class Begun(NamedTuple):
 class TreeSteps:
     """Steps of a target that verifies the draft trees of ``trees``."""
 
-    def __init__(self, trees: TreeStates, recurrent: RecurrentTrees | None = None) -> None:
+    def __init__(
+        self, trees: TreeStates, recurrent: RecurrentTrees | None = None, causal: Tensor | None = None
+    ) -> None:
+        """``causal`` ``[N + 1, words]``: what rows of chains see, where the target has latent attention (MLA)."""
         self.trees = trees
+        self._causal = causal
         self._recurrent = recurrent
         self.layers: Sequence[Sequence[Any]] = ()
         """The target's attention layers by cache group, once there are caches."""
@@ -68,11 +72,18 @@ class TreeSteps:
         self._compaction = Compaction([[layer for layer in group if _caches(layer)] for group in self.layers])
 
     def begin(
-        self, batch: InputBatch, layout: TreeLayout | None, metadata: dict[str, Any], slot_mappings: Tensor
+        self,
+        batch: InputBatch,
+        layout: TreeLayout | None,
+        metadata: dict[str, Any],
+        slot_mappings: Tensor,
+        decoding: TreeLayout | None = None,
     ) -> None:
-        """Have the target's pass over ``batch`` see the trees of ``layout``."""
+        """Have the target's pass over ``batch`` see the trees of ``layout``, or all rows of ``decoding``, where more
+        than these decode."""
+        if (seen := decoding or layout) is not None:
+            seen.attach(metadata, self._layer_names, self._causal)
         if layout is not None:
-            layout.attach(metadata, self._layer_names)
             if self._recurrent is not None:
                 self._recurrent.begin(batch, metadata, layout)
             self._begun.put(batch, Begun(layout, slot_mappings, metadata))

@@ -31,10 +31,12 @@ _QWEN3_5 = Modules("mtp_num_hidden_layers", 1, "mtp.")
 _EXAONE = Modules("num_nextn_predict_layers", 0, "mtp.")
 _LAST_LAYER = Modules("num_nextn_predict_layers", 0, "model.layers.{layers}.")
 TARGETS = {
+    "DeepseekV3ForCausalLM": _LAST_LAYER,
     "Ernie4_5_MoeForCausalLM": Modules("num_nextn_predict_layers", 0, "model.mtp_block."),
     "ExaoneMoEForCausalLM": _EXAONE,
     "ExaoneMoeForCausalLM": _EXAONE,
     "Glm4MoeForCausalLM": _LAST_LAYER,
+    "Glm4MoeLiteForCausalLM": _LAST_LAYER,
     "HYV3ForCausalLM": _LAST_LAYER,
     "MiMoForCausalLM": Modules("num_nextn_predict_layers", 0, "model.mtp_layers."),
     "Qwen3NextForCausalLM": Modules("num_nextn_predict_layers", 1, "mtp."),
