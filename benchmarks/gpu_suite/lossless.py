@@ -42,8 +42,8 @@ WRONG_BIT = "flip_an_ancestor_bit"
 HALF: dict[str, Any] = {"dtype": "float16"}
 MAY_DIFFER = 3
 """Answers of 24 in float16."""
-HYBRID_MAY_DIFFER = 6
-"""The same of a target with random weights, which is less certain. On a CPU 2 differ, and 15 with the fault."""
+RANDOM_MAY_DIFFER = 6
+"""The same of a target with random weights, which is less certain. On a CPU 2 and 3 differ, and 15 and 8 with the faults."""
 BY_LOAD = [[1, 2, 24], [3, 4, 9], [5, 8, 4]]
 """Drafted tokens by running requests: steps of three lengths, a chain among them, in graphs that hold more requests."""
 ENVIRONMENT = {
@@ -151,12 +151,29 @@ def with_recurrent_layers() -> dict[str, Configuration]:
     models = make_hybrid(kept_to_the_end(), linear_value_head_dim=64)
     triton = {"additional_config": {"gdn_prefill_backend": "triton"}, "mamba_ssm_cache_dtype": "float32"}
     target = IN_GRAPHS | HALF | triton | {"model": str(models[0])}
-    trees = Configuration(hybrid_tree(models) | target, against="plain, hybrid", allowed=HYBRID_MAY_DIFFER)
+    trees = Configuration(hybrid_tree(models) | target, against="plain, hybrid", allowed=RANDOM_MAY_DIFFER)
     return {
         "plain, hybrid": Configuration(target, against=None),
         "hybrid tree": trees,
         "hybrid tree, states of chains": replace(trees, fault="go_on_as_chains"),
         "hybrid chain": replace(trees, llm=foreign("slem", models[1]) | target),
+    }
+
+
+def with_latent_attention() -> dict[str, Configuration]:
+    """Trees of its module for such a target, in the type that the backends' kernels take."""
+    from tests.engine.latent import make_target
+    from tests.engine.test_expert_modules import trees
+
+    folder = kept_to_the_end()
+    target = IN_GRAPHS | HALF | {"model": str(folder)}
+    tree = Configuration(
+        trees((folder, make_target(folder, "deepseek"))) | target, against="plain, latent", allowed=RANDOM_MAY_DIFFER
+    )
+    return {
+        "plain, latent": Configuration(target, against=None),
+        "latent tree": tree,
+        "latent tree, a wrong mask bit": replace(tree, fault=WRONG_BIT),
     }
 
 
@@ -210,7 +227,7 @@ def methods_in_graphs() -> dict[str, Configuration]:
 
 def models_in_graphs() -> dict[str, Configuration]:
     """Of random weights, each beside its own plain decoding."""
-    return with_recurrent_layers() | with_modules()
+    return with_recurrent_layers() | with_latent_attention() | with_modules()
 
 
 def eager() -> dict[str, Configuration]:

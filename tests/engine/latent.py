@@ -19,12 +19,12 @@ KEYS: dict[str, Any] = {
     "moe_intermediate_size": 64,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    # vLLM's kernel for a CPU knows no other sizes of latent vectors and rotary parts.
+    # As released ones have them: kernels know few others.
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
     "q_lora_rank": 96,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
     "n_routed_experts": 8,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,

@@ -68,7 +68,7 @@ def test_one_that_was_saved_without_is_refused(tmp_path: Path, architecture: str
         ("Glm4MoeForCausalLM", {"num_nextn_predict_layers": 0}, "num_nextn_predict_layers is 0"),
         ("Qwen3NextForCausalLM", {"num_nextn_predict_layers": 3}, "num_nextn_predict_layers is 3"),
         ("Qwen3_5ForConditionalGeneration", {"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers is 0"),
-        ("DeepseekV3ForCausalLM", {}, "Qwen3NextForCausalLM"),
+        ("LlamaForCausalLM", {}, "Qwen3NextForCausalLM"),
     ],
 )
 def test_other_numbers_and_architectures_are_refused(
