@@ -43,7 +43,7 @@ HALF: dict[str, Any] = {"dtype": "float16"}
 MAY_DIFFER = 3
 """Answers of 24 in float16."""
 RANDOM_MAY_DIFFER = 6
-"""The same of a target with random weights, which is less certain. On a CPU 2 and 3 differ, and 15 and 8 with the faults."""
+"""The same of a target with random weights, which is less certain. On a CPU 2 and 3 differ, with faults 15 and 8."""
 BY_LOAD = [[1, 2, 24], [3, 4, 9], [5, 8, 4]]
 """Drafted tokens by running requests: steps of three lengths, a chain among them, in graphs that hold more requests."""
 ENVIRONMENT = {

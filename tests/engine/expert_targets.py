@@ -1,6 +1,7 @@
 """Small targets of random weights, with experts and a multi-token prediction module, as GLM 4.5, ERNIE 4.5, Hy 3
 and K-EXAONE are built."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,4 +95,10 @@ def _hy() -> tuple[Any, Any, Layout]:
 
 
 WINDOWS = "exaone-windows"
-FAMILIES = {"glm": _glm, "ernie": _ernie, "hy": _hy, "exaone": _exaone, WINDOWS: partial(_exaone, windows=True)}
+FAMILIES: dict[str, Callable[[], tuple[Any, Any, Layout]]] = {
+    "glm": _glm,
+    "ernie": _ernie,
+    "hy": _hy,
+    "exaone": _exaone,
+    WINDOWS: partial(_exaone, windows=True),
+}

@@ -68,8 +68,9 @@ def of_deepseek(layers: int) -> Layout:
 def of_hy(layers: int) -> Layout:
     """Of Hy 3, the same."""
     layer = f"model.layers.{layers}."
-    names = (layer + name for name in ("eh_proj", "enorm", "hnorm", "final_layernorm"))
-    return Layout(layer, *names, sees_first_token=False)
+    names = ("eh_proj", "enorm", "hnorm", "final_layernorm")
+    projection, of_embedding, of_hidden, last = (layer + name for name in names)
+    return Layout(layer, projection, of_embedding, of_hidden, last, sees_first_token=False)
 
 
 def add_module(folder: Path, layout: Layout, layer: Any) -> None:
