@@ -42,6 +42,7 @@ KEYS: dict[str, Any] = {
 }
 LLM: dict[str, Any] = {
     "block_size": 16,
+    "attention_config": {"backend": "CPU_MLA"},  # a CPU with AMX has another
     # vLLM's rotary kernel for a CPU takes other strides for granted than these layers' queries and keys have.
     "compilation_config": {"custom_ops": ["-rotary_embedding"]},
 }
