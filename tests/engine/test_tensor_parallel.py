@@ -15,10 +15,13 @@ import pytest
 from tests.engine.assistant import assistant_tree, make_assistant
 from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, of_method, small, tree
 from tests.engine.hybrid import hybrid_tree, make_hybrid
+from tests.engine.latent import LLM as LATENT
+from tests.engine.latent import make_target as make_latent
 from tests.engine.p_eagle import p_eagle_tree
 from tests.engine.pard import pard_tree
 from tests.engine.test_architectures import make
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
+from tests.engine.test_expert_modules import trees as modules_trees
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import differing
@@ -129,6 +132,19 @@ def test_two_ranks_share_the_keys_and_values_that_assistants_read(
     result = two_ranks(assistant_tree(models))
     assert differing(result, two_ranks({"model": str(models[0])})) == []
     assert result["sizes"]["24"] > 50
+
+
+def test_two_ranks_share_the_heads_over_a_latent_cache(
+    two_ranks: Engines, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each has the whole cache."""
+    target = tmp_path_factory.mktemp("latent")
+    trees = modules_trees((target, make_latent(target, "deepseek"))) | LATENT
+    plain = two_ranks(LATENT | {"model": str(target)})
+    result = two_ranks(trees)
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
+    assert differing(two_ranks(trees, sabotage="skip_compaction"), plain) != []
 
 
 def test_two_ranks_share_the_heads_of_recurrent_layers(
