@@ -179,7 +179,12 @@ def test_layers_run_tree_attention_on_what_is_attached_and_else_their_backends_k
 def test_what_tree_attention_cannot_stand_in_for_is_refused(layer: Any, named: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^draft trees cannot be verified with {named}"):
         wrap_latent_layers([layer], of_target=True)
-    assert not latent_layers.is_known(layer)
+    assert not latent_layers.reads_chains_as_prompts(layer)
+
+
+def test_chains_are_left_to_the_backend_that_takes_any_numbers_of_rows() -> None:
+    read = latent_layers.reads_chains_as_prompts
+    assert [read(Layer(backend=name)) for name in ("FLASH_ATTN_MLA", "TRITON_MLA", "CPU_MLA")] == [False, True, True]
 
 
 def divided(layout: TreeLayout | None, padded: bool) -> Any:

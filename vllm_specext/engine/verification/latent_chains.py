@@ -15,7 +15,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor.layers.attention import MLAAttention
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
-from vllm_specext.engine.verification.latent_layers import is_known, wrap_latent_layers
+from vllm_specext.engine.verification.latent_layers import reads_chains_as_prompts, wrap_latent_layers
 from vllm_specext.engine.verification.latent_steps import divide_by_drafts, verifying
 from vllm_specext.engine.verification.layout import TreeLayout
 from vllm_specext.tree.topology import Topology
@@ -93,8 +93,9 @@ def with_latent_chains(base: Any) -> Any:
     class LatentChainState(base):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            # vLLM's own way is left to other backends.
-            layers = {name: each for name, each in latent_layers(self.vllm_config).items() if is_known(each)}
+            # Other backends are left alone: those that need no help, and those that have not been looked at.
+            found = latent_layers(self.vllm_config)
+            layers = {name: layer for name, layer in found.items() if reads_chains_as_prompts(layer)}
             self._latent_names = [[name] for name in layers]
             self._latent: LatentRows | None = None
             if layers:

@@ -22,9 +22,10 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_attention import TreeRows, tree_attention
 from vllm_specext.refusals import is_quantised
 
-BACKENDS = ("FLASH_ATTN_MLA", "TRITON_MLA", "CPU_MLA")
-"""Whose metadata and queries are those of all, and whose kernels take any number of rows of a request, or leave such
-requests to the path for prompts."""
+OF_UNEQUAL_ROWS = "FLASH_ATTN_MLA"
+"""The backend whose kernel takes any numbers of rows, with lengths from the device."""
+BACKENDS = (OF_UNEQUAL_ROWS, "TRITON_MLA", "CPU_MLA")
+"""Those whose metadata and queries have been looked at."""
 _CHAINS = "vllm_specext_chain_rows"
 
 
@@ -56,9 +57,11 @@ def latent_pages(kv_cache: Tensor) -> Tensor:
     return kv_cache.unsqueeze(1)
 
 
-def is_known(layer: Any) -> bool:
-    """Whether tree attention can stand in for the backend of a ``layer``."""
-    return layer.attn_backend.get_name() in BACKENDS and not is_quantised(layer.kv_cache_dtype)
+def reads_chains_as_prompts(layer: Any) -> bool:
+    """Whether the backend of a ``layer`` may leave chains to the path for prompts, and tree attention can stand in for
+    it."""
+    backend = layer.attn_backend.get_name()
+    return backend in BACKENDS and backend != OF_UNEQUAL_ROWS and not is_quantised(layer.kv_cache_dtype)
 
 
 def wrap_latent_layers(layers: Iterable[Any], of_target: bool) -> None:
