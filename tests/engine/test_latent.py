@@ -62,6 +62,14 @@ def test_trees_give_the_tokens_of_plain_decoding(
 
 
 @pytest.mark.extended
+def test_chains_of_the_module_do(engines: Engines, target: Target, plain: Result) -> None:
+    """As vLLM drafts them. The module's layer is given the metadata of the step that verifies."""
+    result = engines(latent_trees(target, nodes=LEVELS, top_k=1), keep_async=True)
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
+@pytest.mark.extended
 def test_predictions_before_trees_do(engines: Engines, target: Target, plain: Result) -> None:
     answers = plain["outputs"][: len(ROUND)]
     llm = latent_trees(target, prediction_tokens=LEVELS)

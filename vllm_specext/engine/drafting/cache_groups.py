@@ -9,7 +9,7 @@ from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.node_passes import CacheGroup
 from vllm_specext.engine.verification.attention import WITH_BLOCK_TABLE, wrap_draft_layers
-from vllm_specext.engine.verification.latent_layers import wrap_latent_layers
+from vllm_specext.engine.verification.latent_layers import reads_chains_as_prompts, wrap_latent_layers
 from vllm_specext.errors import ConfigurationError
 
 
@@ -18,12 +18,20 @@ def wrap_own_layers(
 ) -> None:
     """Wrap all attention layers but the target's, and those of the target that are named in ``also``, for trees of at
     most so many ``levels``."""
-    latent = get_layers_from_vllm_config(vllm_config, MLAAttention)
-    wrap_latent_layers((latent[name] for name in latent if name not in target_names), of_target=False)
     layers = get_layers_from_vllm_config(vllm_config, Attention)
     wrap_draft_layers((layers[name] for name in layers if name not in target_names or name in also), levels)
     if all(layers[name].sliding_window is None for name in layers.keys() & target_names):
         keep_whole_texts(layers[name] for name in layers.keys() - target_names)
+
+
+def wrap_own_latent_layers(vllm_config: VllmConfig, target_names: Collection[str]) -> None:
+    """Wrap those layers with latent attention (MLA) that are not the target's, whose metadata they share: where drafts
+    are chains, the backends that the target's are wrapped with."""
+    layers = get_layers_from_vllm_config(vllm_config, MLAAttention)
+    own = [layer for name, layer in layers.items() if name not in target_names]
+    if vllm_config.speculative_config.tree is None:
+        own = [layer for layer in own if reads_chains_as_prompts(layer)]
+    wrap_latent_layers(own, of_target=False)
 
 
 @replaces(

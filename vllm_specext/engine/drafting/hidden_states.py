@@ -12,6 +12,7 @@ from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
+from vllm_specext.engine.drafting.cache_groups import wrap_own_latent_layers
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.kernels.best_tokens import best_token
@@ -46,7 +47,9 @@ class ChainSpeculator(StepSpeculator, EagleSpeculator):
         self.drafter = drafter
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
-        return self.drafter.load(target_model, self.vllm_config)
+        drafter = self.drafter.load(target_model, self.vllm_config)
+        wrap_own_latent_layers(self.vllm_config, target_attn_layer_names)
+        return drafter
 
     def draft(self, step: Step) -> Drafts:
         return Drafts(self.draft_chains(step, self.drafter.features(self.model, step, None), step.length))
