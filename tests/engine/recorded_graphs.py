@@ -69,7 +69,7 @@ def install(sizes: list[int], replays: list[Any]) -> None:
 
 
 def _keep_latent(self: Any, latent: Tensor, rotary: Tensor, kv_cache: Tensor, slots: Tensor, *_: Any) -> None:
-    """As on a GPU, rows without a slot are no other way: they go to the first block, which no request has."""
+    """Without a branch for rows that have no slot, as on a GPU. These go to the first block, which no request has."""
     kept = torch.cat((latent, rotary.squeeze(1)), dim=-1).to(kv_cache.dtype)
     kv_cache.view(-1, kept.shape[1])[slots.flatten().long().clamp(min=0)] = kept
 

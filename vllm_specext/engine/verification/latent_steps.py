@@ -14,7 +14,7 @@ from vllm_specext.engine.changes.wrapping import wrap
 from vllm_specext.engine.verification.layout import TreeLayout
 
 _verified: list[tuple[int, int] | None] = [None]
-"""Requests and rows at the beginning of the step whose metadata are being built, if it verifies trees."""
+"""Requests and rows at the beginning of the step whose metadata are being built, if a layout says which decode."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def divide_by_drafts() -> None:
     "vllm.model_executor.layers.attention.mla_attention.split_decodes_and_prefills",
     name="rows with latent attention that decode",
     why="trees differ in size, and vLLM leaves requests of different lengths, or of several rows, to the prompts' path",
-    how="wrapped: in a step that verifies trees, the rows of these decode and all others do not",
+    how="wrapped: in a step that verifies drafts, all requests past their prompts decode and others do not",
     upstream="none: vLLM's drafts are chains",
     until="vLLM verifies trees whose shape differs by request",
     signature="common_attn_metadata decode_threshold require_uniform treat_short_extends_as_decodes",

@@ -54,5 +54,5 @@ def check(options: TreeOptions, config: Any) -> None:
     if drafter.use_mla:
         raise ConfigurationError(
             f"method {options.method!r} cannot be combined with a drafter of the architecture "
-            f"{drafter.architecture!r}, whose latent cache (MLA) does not fit beside the target's."
+            f"{drafter.architecture!r}, which has latent attention (MLA): its trees have not been run."
         )
