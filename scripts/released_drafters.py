@@ -183,6 +183,8 @@ RELEASED = (
     eagle3("openai/gpt-oss-120b", "nvidia/gpt-oss-120b-Eagle3-v3"),
     Released("openai/gpt-oss-120b", "peagle-tree", ("amazon/gpt-oss-120b-p-eagle",)),
     Released("openai/gpt-oss-120b", "dflash-tree", ("z-lab/gpt-oss-120b-DFlash",)),
+    eagle3("moonshotai/Kimi-K2.5", "lightseekorg/kimi-k2.5-eagle3-mla", "lightseekorg/kimi-k2.5-eagle3"),
+    eagle3("moonshotai/Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3-mla"),
     eagle3("mistralai/Mistral-Small-24B-Instruct-2501", "cvalgian/EAGLE3-Mistral-Small-24B-Instruct-2501"),
     eagle("mistralai/Mixtral-8x7B-Instruct-v0.1", "yuhuili/EAGLE-mixtral-instruct-8x7B"),
     module("XiaomiMiMo/MiMo-7B-RL"),

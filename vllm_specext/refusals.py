@@ -228,7 +228,7 @@ FEATURES: tuple[Feature, ...] = (
         "mla",
         "a target with multi-head latent attention (MLA)",
         lambda launch: bool(launch.model.use_mla),
-        reasons=_for_readers_of_the_target("the drafter's cache does not fit beside a latent cache"),
+        reasons=_for_readers_of_the_cache("latent vectors are not the keys and values that the drafter reads"),
     ),
     Feature(
         "multimodal",

@@ -60,13 +60,14 @@ OVER_HIDDEN_STATES = COMMON | {
     "float8_cache",
     "mrope",
     "gated_delta_rule",
+    "mla",
 }
 WITHOUT_CONNECTOR = OVER_HIDDEN_STATES - {"ec_connector"}
 OVER_HIDDEN_STATES_AS_CHAINS = frozenset({"data_parallel_moe", "quantised_cache"})
 ANY_LANGUAGE_MODEL = Declaration(
     reads=Reads.TEXT,
     keeps=Keeps.APART,
-    bears=OVER_HIDDEN_STATES - {"skip_tokenizer_init"} | {"data_parallel_moe", "mla", "sparse_mla", "quantised_cache"},
+    bears=OVER_HIDDEN_STATES - {"skip_tokenizer_init"} | {"data_parallel_moe", "sparse_mla", "quantised_cache"},
 )
 """The declaration of methods that read only the text that the target wrote."""
 
@@ -102,7 +103,6 @@ METHODS: dict[str, Method] = {
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.eagle.prepare:prepare",
-            check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.eagle.speculator:eagle3",
         ),
         Method(
@@ -117,7 +117,6 @@ METHODS: dict[str, Method] = {
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.eagle.prepare:prepare",
-            check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.eagle.speculator:eagle",
         ),
         Method(
@@ -131,7 +130,6 @@ METHODS: dict[str, Method] = {
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.eagle.prepare:prepare",
-            check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.eagle.at_once:PEagleSpeculator",
         ),
         Method(
@@ -140,7 +138,6 @@ METHODS: dict[str, Method] = {
             options=DFlashTreeOptions,
             declares=Declaration(reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS, bears=WITHOUT_CONNECTOR),
             preparation="vllm_specext.methods.block.prepare:prepare",
-            check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.block.speculator:dflash",
         ),
         Method(
@@ -149,7 +146,6 @@ METHODS: dict[str, Method] = {
             options=DSparkTreeOptions,
             declares=Declaration(reads=Reads.AUXILIARY_STATES, keeps=Keeps.BESIDE_THE_TARGETS, bears=WITHOUT_CONNECTOR),
             preparation="vllm_specext.methods.block.prepare:prepare",
-            check="vllm_specext.methods.stock.prepare:check",
             speculator="vllm_specext.methods.block.speculator:dspark",
         ),
         Method(
@@ -185,7 +181,7 @@ METHODS: dict[str, Method] = {
             declares=Declaration(
                 reads=Reads.HIDDEN_STATES,
                 keeps=Keeps.BESIDE_THE_TARGETS,
-                bears=WITHOUT_CONNECTOR | {"mla"},
+                bears=WITHOUT_CONNECTOR,
                 last_block_stale=True,
             ),
             preparation="vllm_specext.methods.mtp.prepare:prepare",
@@ -251,7 +247,7 @@ METHODS: dict[str, Method] = {
             declares=Declaration(
                 reads=Reads.GIVEN,
                 keeps=Keeps.NOWHERE,
-                bears=WITHOUT_CONNECTOR | {"mla"},
+                bears=WITHOUT_CONNECTOR,
             ),
             preparation="vllm_specext.methods.given.prepare:prepare",
             speculator="vllm_specext.methods.given.speculator:GivenSpeculator",

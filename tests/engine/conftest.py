@@ -113,6 +113,18 @@ class Engines:
         result: Result = json.loads(out.read_text())
         return result
 
+    def made(self, name: str, make: Callable[[Path], object]) -> Path:
+        """A folder that ``make`` fills once, so that engines with a model in it are the same for all files."""
+        folder = self.folder / name
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                part = folder.with_suffix(".part")
+                part.mkdir()
+                make(part)
+                part.rename(folder)
+        return folder
+
     def _run(self, stem: Path, v2: bool, spawns: bool) -> None:
         environment = os.environ | {"HF_HUB_OFFLINE": "1"}
         if v2:  # plain decoding on the runner that our methods use: its seeded noise is the same

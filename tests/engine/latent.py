@@ -52,29 +52,29 @@ SHARPNESS = 10
 """What makes random scores so far apart that sampled tokens are mostly likely ones."""
 
 
-def _deepseek(layers: int, dense: int) -> Any:
+def _deepseek(layers: int, dense: int, **keys: Any) -> Any:
     """Of a model of so many ``layers``, the first of which are ``dense``."""
-    return transformers.DeepseekV3Config(**KEYS, num_hidden_layers=layers, first_k_dense_replace=dense)
+    return transformers.DeepseekV3Config(**KEYS | keys, num_hidden_layers=layers, first_k_dense_replace=dense)
 
 
-def _glm(layers: int, dense: int) -> Any:
+def _glm(layers: int, dense: int, **keys: Any) -> Any:
     """vLLM reads some keys by other names than transformers."""
     kinds = ["dense"] * dense + ["sparse"] * (layers - dense)
     own = {"num_hidden_layers": layers, "mlp_layer_types": kinds, "first_k_dense_replace": dense}
-    return transformers.Glm4MoeLiteConfig(**KEYS | own)
+    return transformers.Glm4MoeLiteConfig(**KEYS | own | keys)
 
 
 FAMILIES = {"deepseek": (_deepseek, of_deepseek(LAYERS)), "glm": (_glm, of_glm(LAYERS))}
 
 
-def make_target(folder: Path, family: str) -> Layout:
-    """Write one of ``FAMILIES`` to ``folder``, and say how its module is built.
+def make_target(folder: Path, family: str, **keys: Any) -> Layout:
+    """Write one of ``FAMILIES`` to ``folder``, with these ``keys``, and say how its module is built.
 
     What layers add to the embeddings is little enough for the module, which goes on from the last token's embedding, to
     be right about many tokens, and would change as many if it were wrong."""
     config, layout = FAMILIES[family]
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config(LAYERS, 1))
+    model = transformers.AutoModelForCausalLM.from_config(config(LAYERS, 1, **keys))
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
@@ -83,9 +83,9 @@ def make_target(folder: Path, family: str) -> Layout:
         model.lm_head.weight.mul_(SHARPNESS)
     copy_tokenizer(folder)
     model.float().save_pretrained(folder)
-    add_module(folder, layout, config(1, 0))
+    add_module(folder, layout, config(1, 0, **keys))
     tensors = load_file(folder / WEIGHTS)
-    d = KEYS["hidden_size"]
+    d = model.config.hidden_size
     tensors[f"{layout.projection}.weight"] += LOUDNESS * torch.cat((torch.eye(d), torch.zeros(d, d)), dim=1)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     return layout

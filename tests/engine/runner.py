@@ -106,6 +106,16 @@ def compute_as_any_cpu_does(spec: dict[str, Any]) -> None:
         torch.cpu._is_amx_tile_supported = lambda: False
 
 
+def let_pages_be_shared() -> None:
+    """By layers with latent attention and others. vLLM's kernels for a CPU want 16 tokens a page for the former, and
+    have code for as many in the latter, which vLLM never asks them for."""
+    from vllm.v1.attention.backend import MultipleOf
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = staticmethod(lambda kv_cache_spec=None: [MultipleOf(16)])
+    CPUAttentionBackend.get_supported_kernel_block_sizes = sizes  # type: ignore[method-assign, assignment]
+
+
 def stand_in_for_torchvision() -> None:
     """Here and in the process in which vLLM looks at a class of a model."""
     stand_in = str(Path(__file__).with_name("stand_ins"))
@@ -189,6 +199,8 @@ def replace_in_vllm(spec: dict[str, Any]) -> None:
 
     spare_what_only_long_lives_need()
     compute_as_any_cpu_does(spec)
+    if "CPU_MLA" in json.dumps(spec.get("llm")):
+        let_pages_be_shared()
     if spec.get("torchvision"):
         stand_in_for_torchvision()
     if spec.get("measure_memory"):

@@ -25,24 +25,31 @@ Engines = Callable[..., Result]
 
 WINDOW, READ, THETA, EPS = 12, [0, 1, 2], 10000.0, 1e-6
 D = KEYS["hidden_size"]
-SIZES = Sizes(
-    hidden_size=D,
-    states_size=len(READ) * D,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=32,
-    mlp_size=256,
-    rms_norm_eps=EPS,
-    rotary=Rotary(THETA),
-)
+
+
+def sizes(read: list[int]) -> Sizes:
+    """Of a drafter that reads what these layers leave."""
+    return Sizes(
+        hidden_size=D,
+        states_size=len(read) * D,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=32,
+        mlp_size=256,
+        rms_norm_eps=EPS,
+        rotary=Rotary(THETA),
+    )
+
+
+SIZES = sizes(READ)
 LAYERS: list[tuple[int | None, bool]] = [(WINDOW, True), (None, False)]
-SECTION = {"mask_token_id": MASK, "target_layer_ids": READ, "final_logit_softcapping": 3.0}
+SECTION = {"mask_token_id": MASK, "final_logit_softcapping": 3.0}
 
 
-def make_drafter(folder: Path) -> Path:
+def make_drafter(folder: Path, read: list[int] = READ) -> Path:
     torch.manual_seed(1)
-    drafter = DFlashDrafter(SIZES)
+    drafter = DFlashDrafter(sizes(read))
     with torch.no_grad():
         for weight in drafter.parameters():
             if weight.ndim > 1:
@@ -65,7 +72,7 @@ def make_drafter(folder: Path) -> Path:
         "sliding_window": WINDOW,
         "use_sliding_window": True,
         "block_size": BLOCK,
-        "dflash_config": SECTION,
+        "dflash_config": SECTION | {"target_layer_ids": read},
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -76,14 +83,16 @@ def make_drafter(folder: Path) -> Path:
 
 
 class GemmasDrafter(PlainDrafter):
-    def __init__(self, sequence: list[int], target: Path, folder: Path) -> None:
+    """Beside a ``target`` that transformers knows."""
+
+    def __init__(self, sequence: list[int], target: Path, folder: Path, read: list[int] = READ) -> None:
         gemma = AutoModelForCausalLM.from_pretrained(target).float().eval().requires_grad_(False)
         hidden = gemma.model(torch.tensor([sequence]), output_hidden_states=True).hidden_states
-        self.states = torch.cat([hidden[layer + 1] for layer in READ], dim=-1)
+        self.states = torch.cat([hidden[layer + 1] for layer in read], dim=-1)
         self.embedding, self.head = gemma.get_input_embeddings(), gemma.lm_head
         self.sequence = sequence
         self.kind = Kind(LAYERS, {}, logits=(1.0, SECTION["final_logit_softcapping"]))
-        self.drafter = DFlashDrafter(SIZES).eval()
+        self.drafter = DFlashDrafter(sizes(read)).eval()
         self.load(folder)
 
 

@@ -3,21 +3,19 @@
 What is drafted is compared with the same module out of transformers' parts.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.conftest import ROUND, Result, any_sizes
-from tests.engine.latent import LLM, make_target
+from tests.engine.conftest import ROUND, Engines, Result, any_sizes
+from tests.engine.latent import FAMILIES, LLM, make_target
 from tests.engine.modules import Layout
 from tests.engine.test_expert_modules import LEVELS, NODES, trees
 from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import FEW, differing, is_noticed
 from tests.engine.transformers_parts import levels_are_those_of_the_module, plain_tokens_are_those_of_transformers
 
-Engines = Callable[..., Result]
 Target = tuple[Path, Layout]
 
 GRAPHS = [2, 5, 8]
@@ -25,9 +23,8 @@ TIGHT: dict[str, Any] = {"num_gpu_blocks_override": 44}
 
 
 @pytest.fixture(scope="module", params=["deepseek", pytest.param("glm", marks=pytest.mark.extended)])
-def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
-    folder = tmp_path_factory.mktemp(request.param)
-    return folder, make_target(folder, request.param)
+def target(engines: Engines, request: pytest.FixtureRequest) -> Target:
+    return engines.made(request.param, lambda folder: make_target(folder, request.param)), FAMILIES[request.param][1]
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,33 @@ def eagle3(layer: str = "midlayer.", d: int = D, target_d: int = TARGET_D, state
     return tensors
 
 
+LATENT: dict[str, int | None] = {
+    "q_lora_rank": 6,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 5,
+}
+KIMI: Config = {
+    **LATENT,
+    "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+    "model_type": "kimi_k2",
+    "draft_vocab_size": DRAFTED,
+    "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 7], "use_aux_hidden_state": True},
+}
+
+
+def kimi() -> Tensors:
+    """As TorchSpec saves them, with latent attention."""
+    attention = "layers.0.self_attn."
+    keep = {name: x for name, x in eagle3("layers.0.").items() if not name.startswith(attention)}
+    shapes = {"q_a_proj": (6, 2 * D), "q_a_layernorm": (6,), "q_b_proj": (HEADS * 6, 6), "o_proj": (D, HEADS * 5)}
+    shapes |= {"kv_a_proj_with_mqa": (10, 2 * D), "kv_a_layernorm": (8,), "kv_b_proj": (HEADS * 9, 8)}
+    made = {f"{attention}{name}.weight": torch.zeros(shape).half() for name, shape in shapes.items()}
+    return keep | made
+
+
 def eagle1() -> Tensors:
     """As SafeAILab's first trainer saves them."""
     keep = eagle3("layers.0.")
@@ -165,12 +192,15 @@ def drop(name: str) -> Edit:
     return edit_tensors(lambda tensors: tensors.pop(name))
 
 
-def prepared(folder: Path, method: str = "eagle3-tree", trust_remote_code: bool = False, **keys: Any) -> Config:
-    """The overrides that `prepare` makes for a target of ``TARGET_LAYERS`` layers."""
+def prepared(
+    folder: Path, method: str = "eagle3-tree", trust_remote_code: bool = False, latent: bool = False, **keys: Any
+) -> Config:
+    """The overrides that `prepare` makes for a target of ``TARGET_LAYERS`` layers, that are ``latent`` or not."""
     options = METHODS[method].options
     target = SimpleNamespace(
         trust_remote_code=trust_remote_code,
         max_model_len=CONTEXT,
+        use_mla=latent,
         get_vocab_size=lambda: VOCABULARY,
         get_hidden_size=lambda: TARGET_D,
         get_total_num_hidden_layers=lambda: TARGET_LAYERS,

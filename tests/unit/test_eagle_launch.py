@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from vllm.engine.arg_utils import EngineArgs
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import MODELS, TARGET
-from vllm_specext.methods.stock.prepare import check
-from vllm_specext.options.stock import Eagle3TreeOptions
 from vllm_specext.plugin import register
 
 EAGLE3 = {"method": "eagle3-tree", "model": str(MODELS / "eagle3"), "num_speculative_tokens": 4, "tree_top_k": 1}
@@ -72,9 +69,3 @@ def test_a_target_without_hidden_states_of_its_layers_is_refused(tmp_path: Path)
     target = with_keys(tmp_path / "gpt2", TARGET, architectures=["GPT2LMHeadModel"], model_type="gpt2", **sizes)
     with pytest.raises(ConfigurationError, match="'GPT2LMHeadModel', because vLLM's class for it does not give hidden"):
         launched(EAGLE3, target)
-
-
-def test_a_drafter_with_latent_attention_is_refused() -> None:
-    drafter = SimpleNamespace(use_mla=True, architecture="Eagle3DeepseekV2ForCausalLM")
-    with pytest.raises(ConfigurationError, match=r"'Eagle3DeepseekV2ForCausalLM', which has latent attention \(MLA\)"):
-        check(Eagle3TreeOptions(model="drafter"), SimpleNamespace(draft_model_config=drafter))

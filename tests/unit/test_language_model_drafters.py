@@ -20,15 +20,19 @@ SMALL = parse(DraftModelTreeOptions, {"method": "draft-model-tree", "model": "dr
 
 
 def check(
-    monkeypatch: pytest.MonkeyPatch, options: LanguageModelOptions, vocabulary: dict[str, int], **own: Any
+    monkeypatch: pytest.MonkeyPatch,
+    options: LanguageModelOptions,
+    vocabulary: dict[str, int],
+    latent: bool = False,
+    **own: Any,
 ) -> None:
-    """As for a drafter with such a ``vocabulary`` and keys of its own."""
+    """As for a drafter with such a ``vocabulary`` and keys of its own, and with ``latent`` attention or none."""
     target = SimpleNamespace(max_model_len=64, vocabulary=TEXT)
     drafter = SimpleNamespace(
         is_hybrid=False,
         is_attention_free=False,
         uses_mrope=False,
-        use_mla=False,
+        use_mla=latent,
         max_model_len=64,
         model="drafter",
         vocabulary=vocabulary,
@@ -51,6 +55,11 @@ def test_the_mask_token_is_no_text_of_the_targets(monkeypatch: pytest.MonkeyPatc
     check(monkeypatch, PARD, vocabulary, pard_token=MASK)
     assert "whose token '<mask>' has id 5" in refusal(monkeypatch, SMALL, vocabulary, pard_token=MASK)
     assert "whose token '<other>' has id 6" in refusal(monkeypatch, PARD, vocabulary | {"<other>": 6}, pard_token=MASK)
+
+
+def test_a_drafter_with_latent_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = refusal(monkeypatch, SMALL, TEXT, latent=True)
+    assert message.startswith("speculative-config key 'model' is 'drafter', which has latent attention (MLA)")
 
 
 @pytest.mark.parametrize("key", ["mask_token_id", "pard_token", "ptd_token_id"])

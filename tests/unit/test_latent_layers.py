@@ -187,6 +187,17 @@ def test_chains_are_left_to_the_backend_that_takes_any_numbers_of_rows() -> None
     assert [read(Layer(backend=name)) for name in ("FLASH_ATTN_MLA", "TRITON_MLA", "CPU_MLA")] == [False, True, True]
 
 
+def test_a_drafters_layer_reads_prompts_with_its_own_scale() -> None:
+    seen: list[float] = []
+    backend = SimpleNamespace(scale=0.5)
+    metadata = SimpleNamespace(prefill=SimpleNamespace(prefill_backend=backend))
+    layer = Layer()
+    layer.impl.forward_mha = lambda *arguments: seen.append(arguments[4].prefill.prefill_backend.scale)
+    latent_layers.read_prompts_with_own_scale(layer.impl)
+    layer.impl.forward_mha(None, None, None, None, metadata, None, output=None, output_scale=None)
+    assert (seen, backend.scale) == ([0.1], 0.5)
+
+
 def divided(layout: TreeLayout | None, padded: bool) -> Any:
     split = latent_steps._split(lambda *args, **kwargs: (1, 2, 3, 4))
     with verifying(layout, MIXED, padded):

@@ -99,26 +99,26 @@ CONNECTOR: list[tuple[dict[str, Any], str]] = [({"ec_transfer_config": object()}
 ON_ONE_AXIS: list[tuple[dict[str, Any], str]] = [({"uses_mrope": True}, "M-RoPE")]
 FOREIGN: list[tuple[dict[str, Any], str]] = [({"skip_tokenizer_init": True}, "--skip-tokenizer-init")]
 UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "dflash-tree": IN_THE_TARGET + CONNECTOR,
-    "dspark-tree": IN_THE_TARGET + CONNECTOR,
+    "dflash-tree": BUT_LATENT + CONNECTOR,
+    "dspark-tree": BUT_LATENT + CONNECTOR,
     "peagle-tree": [
-        *IN_THE_TARGET,
+        *BUT_LATENT,
         *ON_ONE_AXIS,
         *CONNECTOR,
         ({"is_multimodal_model": True}, "multimodal"),
     ],
-    "draft-model-tree": IN_THE_TARGET + CONNECTOR + FOREIGN,
+    "draft-model-tree": BUT_LATENT + CONNECTOR + FOREIGN,
     "pard-tree": [
-        *IN_THE_TARGET,
+        *BUT_LATENT,
         *ON_ONE_AXIS,
         *CONNECTOR,
         *FOREIGN,
         ({"is_multimodal_model": True}, "multimodal"),
     ],
     "mtp-tree": BUT_LATENT + CONNECTOR,
-    "griffin": IN_THE_TARGET,
-    "eagle3-tree": IN_THE_TARGET,
-    "eagle-tree": IN_THE_TARGET,
+    "griffin": BUT_LATENT,
+    "eagle3-tree": BUT_LATENT,
+    "eagle-tree": BUT_LATENT,
     "moa": [
         *IN_THE_TARGET,
         (GATED_DELTA_RULE, "gated delta rules"),

@@ -31,6 +31,7 @@ OURS = {
     ("methods/foreign_vocab/tokenizers/vocabulary.py", "family", "markers"),
     ("methods/foreign_vocab/tokenizers/vocabulary.py", "family", "token_bytes"),
     ("engine/drafting/tree_speculator.py", "self.passes", "groups"),
+    ("engine/drafting/tree_speculator.py", "self.passes", "see"),
     ("engine/standalone/drafter.py", "self.passes", "groups"),
     ("methods/block/speculator.py", "self.passes", "groups"),
     ("methods/language_model/speculator.py", "self.passes", "groups"),

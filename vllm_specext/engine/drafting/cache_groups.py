@@ -9,7 +9,11 @@ from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.node_passes import CacheGroup
 from vllm_specext.engine.verification.attention import WITH_BLOCK_TABLE, wrap_draft_layers
-from vllm_specext.engine.verification.latent_layers import reads_chains_as_prompts, wrap_latent_layers
+from vllm_specext.engine.verification.latent_layers import (
+    read_prompts_with_own_scale,
+    reads_chains_as_prompts,
+    wrap_latent_layers,
+)
 from vllm_specext.errors import ConfigurationError
 
 
@@ -25,10 +29,12 @@ def wrap_own_layers(
 
 
 def wrap_own_latent_layers(vllm_config: VllmConfig, target_names: Collection[str]) -> None:
-    """Wrap those layers with latent attention (MLA) that are not the target's, whose metadata they share: where drafts
-    are chains, the backends that the target's are wrapped with."""
+    """Wrap those layers with latent attention (MLA) that are not the target's, whose metadata they share: all for
+    prompts, and for drafts that are chains the backends that the target's are wrapped with."""
     layers = get_layers_from_vllm_config(vllm_config, MLAAttention)
     own = [layer for name, layer in layers.items() if name not in target_names]
+    for layer in own:
+        read_prompts_with_own_scale(layer.impl)
     if vllm_config.speculative_config.tree is None:
         own = [layer for layer in own if reads_chains_as_prompts(layer)]
     wrap_latent_layers(own, of_target=False)

@@ -1,12 +1,21 @@
 """What a drafter's layers with multi-head latent attention (MLA) see of a pass over tree nodes."""
 
+from collections.abc import Collection
 from typing import Any
 
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import MLAAttention
 from vllm.model_executor.layers.attention.mla_attention import MLACommonDecodeMetadata, MLACommonMetadata
 
 from vllm_specext.engine.drafting.node_passes import CacheGroup
 from vllm_specext.engine.verification.attention import attach
 from vllm_specext.kernels.tree_attention import TreeRows
+
+
+def are_latent(vllm_config: VllmConfig, names: Collection[str]) -> bool:
+    """Whether a drafter's layers ``names`` have latent attention. vLLM's ``use_mla`` does not know all such drafters
+    (vllm#45764)."""
+    return bool(get_layers_from_vllm_config(vllm_config, MLAAttention, list(names)))
 
 
 def latent_rows(group: CacheGroup, rows: TreeRows) -> dict[str, Any]:

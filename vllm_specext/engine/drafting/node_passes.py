@@ -91,7 +91,7 @@ class NodePasses(Generic[Result]):
         """``max_len``: tokens of the longest text. KV slots after it are not written, and positions after it become its
         last one: such rows are padding, or drafted past the end of the context. ``see``: what the layers of a cache
         group see of the rows."""
-        self._run, self._max_len, self._see = run, max_len, see
+        self._run, self._max_len, self.see = run, max_len, see
         self.groups: Sequence[CacheGroup] = ()
         """Where keys and values are; none before there are caches, while vLLM measures the memory of passes."""
 
@@ -114,7 +114,7 @@ class NodePasses(Generic[Result]):
                 num_nodes=num_nodes,
                 max_seq_len=min(longest, self._max_len),
             )
-            rows |= self._see(group, of_group)
+            rows |= self.see(group, of_group)
             kept_in = group.kv_slots(nodes.slots, nodes.written, self._max_len, first)
             slot_mappings |= dict.fromkeys(group.layers, kept_in)
         within = replace(nodes, positions=nodes.positions.clamp(max=self._max_len - 1))

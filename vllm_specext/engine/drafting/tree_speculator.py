@@ -21,8 +21,8 @@ from vllm_specext.engine.drafting.chain_graphs import schedule_of_chains
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel
 from vllm_specext.engine.drafting.hidden_states import ChainSpeculator, HiddenStateDrafter
-from vllm_specext.engine.drafting.latent_rows import latent_rows
-from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes, all_alike
+from vllm_specext.engine.drafting.latent_rows import are_latent, latent_rows
+from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
@@ -60,8 +60,7 @@ class TreeSpeculator(ChainSpeculator):
         first = self.max_num_reqs, shape.top_k
         self.first_tokens = torch.zeros(first, dtype=torch.int64, device=device)
         self.first_log_probs = torch.zeros(first, dtype=torch.float32, device=device)
-        see = latent_rows if vllm_config.speculative_config.draft_model_config.use_mla else all_alike
-        self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len, see)
+        self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len)
         self.by_level = LevelByLevel(self._start, self.passes, self._best, self.roots, self.root_slots)
         self.grower = TreeGrower(self.grow, inputs, sizes, self.max_model_len)
         self.draft_graphs: Graphs | None = None
@@ -77,6 +76,8 @@ class TreeSpeculator(ChainSpeculator):
     def set_attn(self, model_state: Any, *args: Any) -> None:
         super().set_attn(model_state, *args)
         self.passes.groups = drafters_groups(self, self.draft_attn_layer_names)
+        if are_latent(self.vllm_config, self.draft_attn_layer_names):
+            self.passes.see = latent_rows
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         with schedule_of_chains(self.speculative_config, self.sizes):

@@ -9,7 +9,8 @@ Which rows decode is said in the step's metadata (``latent_steps.py``). The targ
 trees, and a drafter's layers the same rows as those of chains.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -105,6 +106,56 @@ def _wrap(layer: Any, of_target: bool) -> None:
         return latent_attention(impl, query, kv_c_and_k_pe_cache, rows), None
 
     impl.forward_mqa = forward_mqa
+
+
+@replaces(
+    "vllm.v1.attention.backend.MLAAttentionImpl.forward_mha",
+    name="prompts in a drafter's layers with latent attention",
+    why=(
+        "vLLM reads prompts with the scale of the first layer that shares the metadata, one of the target's, and a "
+        "drafter whose rotary positions are stretched otherwise has another"
+    ),
+    how="wrapped on the instances of drafters: the scale of the metadata's backend is the layer's for the call",
+    upstream="none",
+    until="vLLM reads prompts with each layer's own scale",
+    signature="self q kv_c_normed k_pe kv_c_and_k_pe_cache attn_metadata k_scale output output_scale",
+)
+def read_prompts_with_own_scale(impl: Any) -> None:
+    """Have a drafter's layer read prompts as it was trained."""
+    stock = impl.forward_mha
+
+    def forward_mha(
+        q: Tensor,
+        kv_c_normed: Tensor,
+        k_pe: Tensor,
+        kv_c_and_k_pe_cache: Tensor,
+        attn_metadata: Any,
+        k_scale: Tensor,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+    ) -> None:
+        with _scaled(attn_metadata.prefill.prefill_backend, impl.scale):
+            stock(q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale, output, output_scale)
+
+    impl.forward_mha = forward_mha
+
+
+@replaces(
+    "vllm.v1.attention.backends.mla.prefill.base.MLAPrefillBackend.scale",
+    name="scale of prompts in a drafter's layers with latent attention",
+    why="the backend in the metadata has the scale of one of the target's layers",
+    how="set to the layer's while a drafter's layer reads prompts",
+    upstream="none",
+    until="vLLM reads prompts with each layer's own scale",
+    kind="set",
+)
+@contextmanager
+def _scaled(backend: Any, scale: float) -> Iterator[None]:
+    shared, backend.scale = backend.scale, scale
+    try:
+        yield
+    finally:
+        backend.scale = shared
 
 
 def chains_of(metadata: Any) -> TreeRows | None:

@@ -10,6 +10,32 @@ from vllm_specext.methods.stock.mask_token import P_EAGLE
 
 
 @dataclass(frozen=True)
+class LatentAttention:
+    """Sizes of multi-head latent attention (MLA), by the names of ``config.json``."""
+
+    q_lora_rank: int | None
+    """``None`` where queries are made at once."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    def parameters(self, reads: int, heads: int, hidden_size: int) -> tuple[Shapes, Shapes]:
+        """Of attention over rows of ``reads`` numbers: matrices, and norms."""
+        queries, rank = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim), self.kv_lora_rank
+        sizes: Shapes = {
+            "kv_a_proj_with_mqa": (rank + self.qk_rope_head_dim, reads),
+            "kv_b_proj": (heads * (self.qk_nope_head_dim + self.v_head_dim), rank),
+            "o_proj": (hidden_size, heads * self.v_head_dim),
+        }
+        norms: Shapes = {"kv_a_layernorm": (rank,)}
+        if self.q_lora_rank is None:
+            return sizes | {"q_proj": (queries, reads)}, norms
+        sizes |= {"q_a_proj": (self.q_lora_rank, reads), "q_b_proj": (queries, self.q_lora_rank)}
+        return sizes, norms | {"q_a_layernorm": (self.q_lora_rank,)}
+
+
+@dataclass(frozen=True)
 class DrafterShape:
     """The parameters that vLLM's class of a drafter has."""
 
@@ -33,6 +59,8 @@ class DrafterShape:
     fc_norm: bool = False
     at_once: bool = False
     """Whether it drafts all positions at once (P-EAGLE)."""
+    latent: LatentAttention | None = None
+    """In the place of keys and values for each head."""
 
     def required(self) -> Shapes:
         d, h = self.hidden_size, self.target_hidden_size
@@ -90,22 +118,26 @@ class DrafterShape:
 
     def _layer(self, index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         d, m, is_first = self.hidden_size, self.mlp_size, index == 0
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        reads = 2 * d if self.is_eagle3 and is_first else d
-        sizes = {"self_attn.q_proj": (q, reads), "self_attn.k_proj": (kv, reads), "self_attn.v_proj": (kv, reads)}
-        sizes |= {"self_attn.o_proj": (d, q)}
+        attention, attention_norms = self._attention(2 * d if self.is_eagle3 and is_first else d)
+        sizes = {f"self_attn.{name}": shape for name, shape in attention.items()}
         sizes |= {"mlp.gate_proj": (m, d), "mlp.up_proj": (m, d), "mlp.down_proj": (d, m)}
         with_bias = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"] if self.qkv_bias else []
         with_bias += ["self_attn.o_proj"] if self.o_bias else []
         with_bias += [name for name in sizes if name.startswith("mlp.")] if self.mlp_bias else []
-        norms = {"post_attention_layernorm": d}
+        norms = {f"self_attn.{name}": shape for name, shape in attention_norms.items()}
+        norms["post_attention_layernorm"] = (d,)
         if self.is_eagle3 or not is_first:
-            norms["input_layernorm"] = d
+            norms["input_layernorm"] = (d,)
         if self.is_eagle3 and is_first:
-            norms["hidden_norm"] = d
-        if self.qk_norm:
-            norms |= {"self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim}
+            norms["hidden_norm"] = (d,)
         prefix = f"layers.{index}"
         yield from ((f"{prefix}.{name}.weight", shape) for name, shape in sizes.items())
         yield from ((f"{prefix}.{name}.bias", sizes[name][:1]) for name in with_bias)
-        yield from ((f"{prefix}.{name}.weight", (size,)) for name, size in norms.items())
+        yield from ((f"{prefix}.{name}.weight", shape) for name, shape in norms.items())
+
+    def _attention(self, reads: int) -> tuple[Shapes, Shapes]:
+        if self.latent is not None:
+            return self.latent.parameters(reads, self.heads, self.hidden_size)
+        q, kv, norm = self.heads * self.head_dim, self.kv_heads * self.head_dim, (self.head_dim,)
+        sizes: Shapes = {"q_proj": (q, reads), "k_proj": (kv, reads), "v_proj": (kv, reads)}
+        return sizes | {"o_proj": (self.hidden_size, q)}, {"q_norm": norm, "k_norm": norm} if self.qk_norm else {}

@@ -6,7 +6,7 @@ from vllm_specext.methods.eagle.config import drafter_shape, target_layers
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.methods.stock.checkpoint import FILES, check_checkpoint
-from vllm_specext.methods.stock.config import Drafter, positions, read_drafter
+from vllm_specext.methods.stock.config import LATENT, Drafter, positions, read_drafter
 from vllm_specext.methods.stock.mask_token import check_mask_token
 from vllm_specext.methods.stock.prepare import check_target, check_top_k, check_vocabulary, fields_of
 from vllm_specext.options.stock import StockDrafterOptions
@@ -19,6 +19,7 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
     if options.stock_method == "eagle3":
         check_target(options.method, launch)
     drafter = read_drafter(directory, options, launch.model.trust_remote_code)
+    _check_latent(drafter, options.method, bool(launch.model.use_mla))
     most = check_vocabulary(drafter.place, getattr(drafter.config, "vocab_size", None), launch)
     hidden_size = launch.model.get_hidden_size()
     overrides = positions(drafter, launch.model.max_model_len)
@@ -42,6 +43,16 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
         most = shape.draft_vocab_size
     check_top_k(options, most)
     return Prepared({**fields_of(options), "model": str(directory)}, overrides)
+
+
+def _check_latent(drafter: Drafter, method: str, has_target: bool) -> None:
+    if drafter.class_name not in LATENT:
+        return
+    has = f"{drafter.place}: vLLM's class {drafter.class_name} has latent attention (MLA)"
+    if method != "eagle3-tree":
+        raise ConfigurationError(f"{has}, with which only method 'eagle3-tree' drafts.")
+    if not has_target:
+        raise ConfigurationError(f"{has}, which only drafters of targets that have it may have.")
 
 
 def _check_class(drafter: Drafter) -> None:

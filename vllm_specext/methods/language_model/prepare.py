@@ -9,7 +9,6 @@ from vllm_specext.methods.foreign_vocab.pairing import load_tokenizer
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import LANGUAGE_MODEL, check_config, drafter_directory
 from vllm_specext.methods.stock.mask_token import MASK_TOKENS, check_mask_token
-from vllm_specext.methods.stock.prepare import check as check_stock
 from vllm_specext.methods.stock.prepare import fields_of
 from vllm_specext.options.stock import AtOnceOptions, LanguageModelOptions
 from vllm_specext.refusals import Launch
@@ -30,9 +29,13 @@ def check(options: LanguageModelOptions, config: Any) -> None:
 
     Raises ``ConfigurationError``.
     """
-    check_stock(options, config)
     target, drafter = config.target_model_config, config.draft_model_config
     key = f"speculative-config key 'model' is {options.model!r}"
+    if drafter.use_mla:
+        raise ConfigurationError(
+            f"{key}, which has latent attention (MLA), and trees of such a drafter have not been run; allowed is one "
+            "without."
+        )
     if drafter.is_hybrid or drafter.is_attention_free:
         raise ConfigurationError(
             f"{key}, whose recurrent state cannot be rolled back to the accepted text; drafters with attention alone "

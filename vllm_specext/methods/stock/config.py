@@ -23,7 +23,7 @@ CLASSES = {
     "eagle3": {
         "Eagle3LlamaForCausalLM": True,
         "Eagle3Qwen3ForCausalLM": True,
-        "Eagle3DeepseekV2ForCausalLM": False,
+        "Eagle3DeepseekV2ForCausalLM": True,
     },
     "eagle": {
         "EagleLlamaForCausalLM": True,
@@ -38,6 +38,9 @@ CLASSES = {
 }
 """vLLM's classes by its method, and whether their parameters are known here. EagleLlama4ForCausalLM is not among
 them: its attention is cut into chunks, which tree attention knows nothing of."""
+
+LATENT = ("Eagle3DeepseekV2ForCausalLM", "EagleDeepseekV3ForCausalLM", "EagleMistralLarge3ForCausalLM")
+"""Classes with latent attention (MLA), whatever the configuration's model type is."""
 
 FORMATS = {
     "eagle3": ("eagle3", "eagle3-tree"),

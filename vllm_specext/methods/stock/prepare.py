@@ -43,16 +43,3 @@ def check_target(method: str, launch: Launch) -> None:
             f"method {method!r} cannot be combined with a target of the architecture "
             f"{launch.model.architecture!r}, because vLLM's class for it does not give hidden states of its layers."
         )
-
-
-def check(options: TreeOptions, config: Any) -> None:
-    """Look at the configuration that vLLM has made of the drafter's.
-
-    Raises ``ConfigurationError``.
-    """
-    drafter = config.draft_model_config
-    if drafter.use_mla:
-        raise ConfigurationError(
-            f"method {options.method!r} cannot be combined with a drafter of the architecture "
-            f"{drafter.architecture!r}, which has latent attention (MLA): its trees have not been run."
-        )
