@@ -125,13 +125,13 @@ def flash_2(problem: Problem) -> Call:
 def flash_3(problem: Problem) -> Call:
     """vLLM's FlashAttention-3, which reads pages."""
     lens = problem.rows.prefix_lens + problem.shape.nodes + 1
-    return partial(_flash_3(), **_paged(problem), seqused_k=lens, causal=True)
+    return partial(flash_attention_3(), **_paged(problem), seqused_k=lens, causal=True)
 
 
 def ours_after_flash_3(problem: Problem) -> Call:
     """The prefix with FlashAttention-3, and the nodes with our kernel, as the target has it. In a graph, every
     copy works out how its launch is divided, which the layers of a step do once."""
-    _flash_3()
+    flash_attention_3()
     from vllm_specext.engine.verification.prefix_attention import PrefixAttention
 
     over_prefixes = PrefixAttention(problem.scale, soft_cap=0.0)
@@ -144,7 +144,7 @@ def ours_after_flash_3(problem: Problem) -> Call:
     return call
 
 
-def _flash_3() -> Callable[..., Any]:
+def flash_attention_3() -> Callable[..., Any]:
     from vllm.vllm_flash_attn import flash_attn_varlen_func
     from vllm.vllm_flash_attn.flash_attn_interface import is_fa_version_supported
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.gpu_suite.parts import Part
 
-MEASURING = ("attention", "ceilings", "fusion", "small_kernels")
+MEASURING = ("attention", "ceilings", "fusion", "latent_attention", "small_kernels")
 """The modules that time."""
 PAUSE = 0.1
 
@@ -34,6 +34,7 @@ class Job:
 SHARES = {
     "tree_attention": ("SHAPES", 8),
     "attention_tiles": ("TILES", 5),
+    "latent_attention": ("SHAPES", 4),
     "compaction": ("BATCHES", 1),
     "small_kernels": ("BATCHES", 1),
     "tgf": ("ROWS", 1),

@@ -112,6 +112,15 @@ PARTS = (
         (*ATTENTION, HERE + "attention_peers.py"),
     ),
     Part(
+        "latent_attention",
+        "tree attention over latent caches (MLA) beside FlashAttention",
+        "latent_attention",
+        "rows",
+        20,
+        90,
+        (*ATTENTION, HERE + "latent_attention.py"),
+    ),
+    Part(
         "compaction",
         "KV compaction of 32 layers",
         "small_kernels",

@@ -17,6 +17,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("implementation", "requests", "context", "nodes", "rows", "kv_heads", "us", "bandwidth_share"),
         *("floor_share", "ratio_to_causal", "missed", "difference", "how"),
     ),
+    "latent_attention": (
+        *("implementation", "heads", "requests", "context", "nodes", "us", "bandwidth_share", "floor_share"),
+        *("ratio_to_causal", "difference", "how"),
+    ),
     "tgf": ("implementation", "rows", "us", "bandwidth_share", "floor_share", "difference", "how"),
     "compaction": ("what", "implementation", "requests", "us", "eager_us", "how"),
     "small_kernels": ("what", "implementation", "requests", "us", "eager_us", "how"),

@@ -18,6 +18,7 @@ from benchmarks.gpu_suite import (
     engine_methods,
     engine_steps,
     fusion,
+    latent_attention,
     small_kernels,
     synthetic,
     timing,
@@ -118,6 +119,21 @@ def test_all_implementations_are_given_the_same_problem(shape: Shape) -> None:
     assert problem.mask.sum(dim=2).min() >= shape.context + (2 if shape.frontier else 1)
     problem.mask[0, -1, 3] ^= True
     assert attention.difference(attention_peers.sdpa(problem, SDPBackend.MATH)(), ours) > 1e-3
+
+
+@on_cpu
+def test_latent_attention_is_compared_and_another_scale_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = latent_attention.Shape(requests=2, context=20, nodes=5, heads=4)
+    peer, row = latent_attention.rows([shape])
+    assert peer["skipped"].startswith("not installed")
+    assert (row["wrong"], row["heads"], row["rows"]) == (False, 4, 6)
+    assert row["difference"] < 1e-2
+    json.dumps([peer, row])
+    monkeypatch.setattr(latent_attention, "SCALE", 0.5)
+    made = latent_attention.Problem(shape)
+    other = latent_attention.ours(made)()
+    monkeypatch.undo()
+    assert attention.difference(other, latent_attention.expected(made)) > 0.1
 
 
 @on_cpu
