@@ -17,6 +17,7 @@ from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, moa, of_method, 
 from tests.engine.hybrid import hybrid_tree, make_hybrid
 from tests.engine.latent import LLM as LATENT
 from tests.engine.latent import make_target as make_latent
+from tests.engine.latent_drafters import make_drafter as make_latent_drafter
 from tests.engine.p_eagle import p_eagle_tree
 from tests.engine.pard import pard_tree
 from tests.engine.test_architectures import make
@@ -24,6 +25,7 @@ from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_expert_modules import trees as modules_trees
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
+from tests.engine.test_latent_drafters import eagle3 as latent_eagle3
 from tests.engine.test_lossless import differing
 from tests.engine.test_mtp_tree import mimo  # noqa: F401 - a fixture
 from tests.engine.test_mtp_tree import trees as mtp
@@ -134,12 +136,15 @@ def test_two_ranks_share_the_keys_and_values_that_assistants_read(
     assert result["sizes"]["24"] > 50
 
 
+@pytest.mark.parametrize("drafter", ["module", "llama", "deepseek"])
 def test_two_ranks_share_the_heads_over_a_latent_cache(
-    two_ranks: Engines, tmp_path_factory: pytest.TempPathFactory
+    two_ranks: Engines, tmp_path_factory: pytest.TempPathFactory, drafter: str
 ) -> None:
-    """Each has the whole cache."""
+    """Each has the whole cache. The target's own module drafts, or an EAGLE-3 drafter of that kind."""
     target = tmp_path_factory.mktemp("latent")
     trees = modules_trees((target, make_latent(target, "deepseek"))) | LATENT
+    if drafter != "module":
+        trees = latent_eagle3((drafter, make_latent_drafter(tmp_path_factory.mktemp(drafter), drafter), target))
     plain = two_ranks(LATENT | {"model": str(target)})
     result = two_ranks(trees)
     assert differing(result, plain) == []

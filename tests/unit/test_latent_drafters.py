@@ -30,7 +30,9 @@ def test_drafters_with_latent_attention_are_for_targets_with_it(tmp_path: Path) 
     write(tmp_path, LLAMA | KIMI, kimi())
     found = prepared(tmp_path, latent=True)
     assert (found["eagle_aux_hidden_state_layer_ids"], found["max_position_embeddings"]) == ([2, 5, 8], CONTEXT)
-    assert refusal(tmp_path).endswith("latent attention (MLA), which only drafters of targets that have it may have.")
+    assert refusal(tmp_path).endswith(
+        "(MLA), but the target has none; such drafters are allowed for targets that have it."
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import MLAAttention
 from vllm.model_executor.layers.attention.mla_attention import MLACommonDecodeMetadata, MLACommonMetadata
 
-from vllm_specext.engine.drafting.node_passes import CacheGroup
+from vllm_specext.engine.drafting.node_passes import CacheGroup, See, all_alike
 from vllm_specext.engine.verification.attention import attach
 from vllm_specext.kernels.tree_attention import TreeRows
 
 
-def are_latent(vllm_config: VllmConfig, names: Collection[str]) -> bool:
-    """Whether a drafter's layers ``names`` have latent attention. vLLM's ``use_mla`` does not know all such drafters
-    (vllm#45764)."""
-    return bool(get_layers_from_vllm_config(vllm_config, MLAAttention, list(names)))
+def seen_by(vllm_config: VllmConfig, names: Collection[str]) -> See:
+    """What a drafter's layers ``names`` see of a pass. The layers are asked for their kind, because vLLM's ``use_mla``
+    does not know all drafters with latent attention (vllm#45764)."""
+    return latent_rows if get_layers_from_vllm_config(vllm_config, MLAAttention, list(names)) else all_alike
 
 
 def latent_rows(group: CacheGroup, rows: TreeRows) -> dict[str, Any]:

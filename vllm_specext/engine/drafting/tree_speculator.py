@@ -21,7 +21,7 @@ from vllm_specext.engine.drafting.chain_graphs import schedule_of_chains
 from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel
 from vllm_specext.engine.drafting.hidden_states import ChainSpeculator, HiddenStateDrafter
-from vllm_specext.engine.drafting.latent_rows import are_latent, latent_rows
+from vllm_specext.engine.drafting.latent_rows import seen_by
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
 from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.speculator import StepSpeculator
@@ -76,8 +76,7 @@ class TreeSpeculator(ChainSpeculator):
     def set_attn(self, model_state: Any, *args: Any) -> None:
         super().set_attn(model_state, *args)
         self.passes.groups = drafters_groups(self, self.draft_attn_layer_names)
-        if are_latent(self.vllm_config, self.draft_attn_layer_names):
-            self.passes.see = latent_rows
+        self.passes.see = seen_by(self.vllm_config, self.draft_attn_layer_names)
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         with schedule_of_chains(self.speculative_config, self.sizes):

@@ -48,11 +48,11 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
 def _check_latent(drafter: Drafter, method: str, has_target: bool) -> None:
     if drafter.class_name not in LATENT:
         return
-    has = f"{drafter.place}: vLLM's class {drafter.class_name} has latent attention (MLA)"
+    has = f"{drafter.place}: architectures makes {drafter.class_name} of it, which has latent attention (MLA)"
     if method != "eagle3-tree":
-        raise ConfigurationError(f"{has}, with which only method 'eagle3-tree' drafts.")
+        raise ConfigurationError(f"{has}; only method 'eagle3-tree' drafts with such a drafter.")
     if not has_target:
-        raise ConfigurationError(f"{has}, which only drafters of targets that have it may have.")
+        raise ConfigurationError(f"{has}, but the target has none; such drafters are allowed for targets that have it.")
 
 
 def _check_class(drafter: Drafter) -> None:

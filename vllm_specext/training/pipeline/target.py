@@ -14,7 +14,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import MAX_DIMENSION, positive, read_config
 from vllm_specext.methods.source import LANGUAGE_MODEL, drafter_directory
 from vllm_specext.refusals import FEATURES, Launch, refused
-from vllm_specext.registry import METHODS
+from vllm_specext.registry import CAPTURE, METHODS
 from vllm_specext.training.fingerprint import CONFIG
 
 ROLE = "--target"
@@ -92,7 +92,8 @@ def target_files(folder: Path) -> list[Path]:
 
 
 def refuse_target(method: str, target: TargetModel, tensor_parallel: int) -> None:
-    """Refuse a target that ``method`` would refuse to serve, by the same table, as far as ``config.json`` tells.
+    """Refuse a target that ``method`` would refuse to serve, or whose hidden states would not be captured, by the same
+    table, as far as ``config.json`` tells.
 
     vLLM knows more, and refuses by the table again before it loads the target.
     """
@@ -107,12 +108,15 @@ def refuse_target(method: str, target: TargetModel, tensor_parallel: int) -> Non
     for feature in FEATURES:
         if feature.name not in told or not feature.applies(launch):
             continue
-        found = refused(feature, METHODS[method].declares)
-        if found is not None and not found.trees_only:
-            raise ConfigurationError(
-                f"{ROLE} is {target.name!r}, but a {method} drafter cannot be served with {found.feature}, because "
-                f"{found.reason}."
-            )
+        for does, what in (
+            (METHODS[method], f"a {method} drafter cannot be served with"),
+            (CAPTURE, "hidden states are not captured of"),
+        ):
+            found = refused(feature, does.declares)
+            if found is not None and not found.trees_only:
+                raise ConfigurationError(
+                    f"{ROLE} is {target.name!r}, but {what} {found.feature}, because {found.reason}."
+                )
 
 
 def _described(config: dict[str, Any]) -> SimpleNamespace:
