@@ -5,7 +5,7 @@ bandwidth, and the ratio to FlashAttention's causal kernel on as many rows, the 
 tries other tiles of our kernel than it chooses itself.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -91,20 +91,26 @@ def _measured(
     name: str, make: Callable[[Problem], Callable[[], Any]], problems: list[Problem], trees: bool
 ) -> dict[str, Any]:
     """``problems`` are copies of one; the result is the first one's."""
-    problem = problems[0]
-    row: dict[str, Any] = {"implementation": name, "tree": trees, **_sizes(problem.shape)}
+    shape = problems[0].shape
+    problems[0].out.fill_(torch.nan)
+    row, result = measured({"implementation": name, "tree": trees, **_sizes(shape)}, make, problems, work(shape))
+    return row | {"result": result} if trees and result is not None else row
+
+
+def measured(
+    row: dict[str, Any], make: Callable[[Any], Callable[[], Any]], problems: Sequence[Any], least: Work
+) -> tuple[dict[str, Any], Tensor | None]:
+    """``row`` with how long the call takes that is made of each of the ``problems``, copies of one, beside the
+    ``least`` work; and the first one's result. What cannot be measured is a row that says so."""
     try:
-        problem.out.fill_(torch.nan)
         calls = [make(each) for each in problems]
-        result = calls[0]()
+        result = calls[0]().detach().clone()
         timing = measure(*calls)
     except ImportError as error:
-        return row | {"skipped": f"not installed: {error}"}
-    except Exception as error:  # a peer that cannot do this shape, or has no room, is a row that says so
-        return row | {"skipped": f"{type(error).__name__}: {str(error)[:200]}"}
-    if trees:
-        row["result"] = result.detach().clone()
-    return row | timing.row() | ceilings.ceilings().shares(work(problem.shape), timing.us)
+        return row | {"skipped": f"not installed: {error}"}, None
+    except Exception as error:  # no room, or a shape that a peer cannot have
+        return row | {"skipped": f"{type(error).__name__}: {str(error)[:200]}"}, None
+    return row | timing.row() | ceilings.ceilings().shares(least, timing.us), result
 
 
 def _sizes(shape: Shape) -> dict[str, int]:

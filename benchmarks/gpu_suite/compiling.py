@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.gpu_suite.parts import Part
 
-MEASURING = ("attention", "ceilings", "fusion", "latent_attention", "small_kernels")
+MEASURING = ("attention", "ceilings", "fusion", "small_kernels")
 """The modules that time."""
 PAUSE = 0.1
 

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_suite import ceilings
-from benchmarks.gpu_suite.attention import TOLERANCE, difference
+from benchmarks.gpu_suite.attention import TOLERANCE, difference, measured
 from benchmarks.gpu_suite.attention_peers import flash_attention_3
 from benchmarks.gpu_suite.attention_problem import random_trees
 from benchmarks.gpu_suite.ceilings import Work
-from benchmarks.gpu_suite.timing import DEVICE, copies_for, measure
+from benchmarks.gpu_suite.timing import DEVICE, copies_for
 from vllm_specext.kernels.tree_attention import TreeRows, naive, tree_attention
 
 LATENT, ROPE, PAGE_SIZE = 512, 64, 16
@@ -32,12 +31,16 @@ class Shape:
     heads: int
 
     @property
+    def slots(self) -> int:
+        """Of one request, its nodes and their root included."""
+        return self.context + self.nodes + 1
+
+    @property
     def work(self) -> Work:
         """Latent vectors are read once for both products."""
         rows = self.requests * (self.nodes + 1) * self.heads
-        slots = self.context + self.nodes + 1
-        numbers = self.requests * slots * (LATENT + ROPE) + rows * (2 * LATENT + ROPE)
-        return Work(2 * numbers, 2 * rows * slots * (2 * LATENT + ROPE))
+        numbers = self.requests * self.slots * (LATENT + ROPE) + rows * (2 * LATENT + ROPE)
+        return Work(2 * numbers, 2 * rows * self.slots * (2 * LATENT + ROPE))
 
 
 SHAPES = tuple(
@@ -50,8 +53,7 @@ class Problem:
     def __init__(self, shape: Shape, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> None:
         self.shape = shape
         random = torch.Generator().manual_seed(shape.context + shape.requests + seed)
-        width, slots = shape.nodes + 1, shape.context + shape.nodes + 1
-        pages = -(-slots // PAGE_SIZE)
+        width, pages = shape.nodes + 1, -(-shape.slots // PAGE_SIZE)
         sizes = (shape.requests * pages, PAGE_SIZE, LATENT + ROPE)
         self.cache = torch.empty(sizes, dtype=dtype, device=DEVICE).normal_()
         table = torch.randperm(sizes[0], generator=random).view(shape.requests, pages)
@@ -65,7 +67,7 @@ class Problem:
             num_rows=rows,
             max_query_len=width,
             num_nodes=width,
-            max_seq_len=slots,
+            max_seq_len=shape.slots,
         )
 
     @property
@@ -88,7 +90,8 @@ def ours(problem: Problem) -> Callable[[], Tensor]:
 
 
 def causal(problem: Problem) -> Callable[[], Tensor]:
-    """As vLLM's FLASH_ATTN_MLA calls it, for a chain of as many rows."""
+    """What vLLM's FLASH_ATTN_MLA calls, for a chain of as many rows. The division among processors, which vLLM works
+    out before the step, is left to the kernel."""
     attend = flash_attention_3()
     rotary = problem.query[..., LATENT:].contiguous()
     latent = problem.query[..., :LATENT].contiguous()
@@ -125,28 +128,12 @@ def expected(problem: Problem) -> Tensor:
 def rows(shapes: Iterable[Shape] = SHAPES) -> Iterator[dict[str, Any]]:
     for shape in shapes:
         problems = [Problem(shape, seed=copy) for copy in range(copies_for(shape.work.bytes))]
-        peer, _ = _measured("FlashAttention 3 causal", causal, problems)
-        row, result = _measured("ours", ours, problems)
+        sizes = {**vars(shape), "rows": shape.nodes + 1}
+        peer, _ = measured({"implementation": "FlashAttention 3 causal", **sizes}, causal, problems, shape.work)
+        row, result = measured({"implementation": "ours", **sizes}, ours, problems, shape.work)
         if result is not None:
             row["difference"] = difference(result, expected(problems[0]))
             row["wrong"] = not row["difference"] <= TOLERANCE
             if "us" in peer:
                 row["ratio_to_causal"] = round(row["us"] / peer["us"], 3)
         yield from (peer, row)
-
-
-def _measured(
-    name: str, make: Callable[[Problem], Callable[[], Tensor]], problems: list[Problem]
-) -> tuple[dict[str, Any], Tensor | None]:
-    """``problems`` are copies of one; the result is the first one's."""
-    shape = problems[0].shape
-    row: dict[str, Any] = {"implementation": name, **vars(shape), "rows": shape.nodes + 1}
-    try:
-        calls = [make(each) for each in problems]
-        result = calls[0]().clone()
-        timing = measure(*calls)
-    except ImportError as error:
-        return row | {"skipped": f"not installed: {error}"}, None
-    except Exception as error:  # no room, or a shape that the peer cannot have
-        return row | {"skipped": f"{type(error).__name__}: {str(error)[:200]}"}, None
-    return row | timing.row() | ceilings.ceilings().shares(shape.work, timing.us), result

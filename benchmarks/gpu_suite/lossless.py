@@ -161,9 +161,12 @@ def with_recurrent_layers() -> dict[str, Configuration]:
 
 
 def with_latent_attention() -> dict[str, Configuration]:
-    """Trees of its module for such a target, in the type that the backends' kernels take."""
+    """Trees of its module for such a target, and of EAGLE-3 drafters with latent attention and without, in the type
+    that the backends' kernels take."""
+    from tests.engine.conftest import of_method
     from tests.engine.latent import make_target
-    from tests.engine.test_expert_modules import trees
+    from tests.engine.latent_drafters import CONFIGS, make_drafter
+    from tests.engine.test_expert_modules import LEVELS, NODES, TOP_K, trees
 
     folder = kept_to_the_end()
     target = IN_GRAPHS | HALF | {"model": str(folder)}
@@ -174,6 +177,14 @@ def with_latent_attention() -> dict[str, Configuration]:
         "plain, latent": Configuration(target, against=None),
         "latent tree": tree,
         "latent tree, a wrong mask bit": replace(tree, fault=WRONG_BIT),
+        **{
+            f"latent target, EAGLE-3 as {kind}": replace(
+                tree,
+                llm=of_method("eagle3-tree", make_drafter(kept_to_the_end(), kind), NODES, TOP_K, tree_depth=LEVELS)
+                | target,
+            )
+            for kind in CONFIGS
+        },
     }
 
 

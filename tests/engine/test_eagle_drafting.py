@@ -68,9 +68,9 @@ def test_every_level_of_every_draft_is_that_of_the_plain_drafter(
     assert replay.largest < 1e-4
 
 
-def wrong_features(plain: Plain, sequence: list[int], passes: list[Pass]) -> tuple[int, int]:
+def wrong_features(of_text: Callable[[list[int]], Tensor], sequence: list[int], passes: list[Pass]) -> tuple[int, int]:
     """Rows of the drafts' first passes, and those among them whose features are not the target's."""
-    features = plain.features(sequence)
+    features = of_text(sequence)
     rows = wrong = 0
     for draft in drafts(passes):
         first = accepted(*draft)
@@ -82,7 +82,7 @@ def wrong_features(plain: Plain, sequence: list[int], passes: list[Pass]) -> tup
 
 
 def test_the_drafter_reads_what_the_targets_layers_leave(plain: Plain, recorded: tuple[list[int], list[Pass]]) -> None:
-    rows, wrong = wrong_features(plain, *recorded)
+    rows, wrong = wrong_features(plain.features, *recorded)
     assert rows > len(recorded[0]) - 10
     assert wrong == 0
 
@@ -94,4 +94,4 @@ def test_features_that_are_not_those_of_the_accepted_path_are_noticed(
     """They never change the output."""
     faulty = record(engines, tmp_path / "passes.pt", eagle3(24, TOP_K), sabotage="read_features_in_the_steps_order")
     assert faulty[0] == recorded[0]
-    assert wrong_features(plain, *faulty)[1] >= 5
+    assert wrong_features(plain.features, *faulty)[1] >= 5

@@ -2,7 +2,7 @@
 and trees give the tokens of plain decoding on the real engine.
 
 They have random weights or were trained for another target, so that hardly anything of what they draft is right; the
-requests' predictions are, which become the first branch of each tree. What is drafted is compared with plain torch.
+requests' predictions are, which are verified in the place of a tree. What DFlash drafts is compared with plain torch.
 """
 
 import json

@@ -93,6 +93,6 @@ def test_every_level_of_every_draft_is_that_of_plain_torch(engines: Engines, pai
     for first, levels in made:
         replay.draft(accepted(first, levels), levels)
     assert replay.largest < 1e-4
-    rows, wrong = wrong_features(plain, *recorded)
+    rows, wrong = wrong_features(plain.features, *recorded)
     assert rows > len(recorded[0]) - 10
     assert wrong == 0

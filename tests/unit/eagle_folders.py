@@ -71,7 +71,7 @@ def eagle3(layer: str = "midlayer.", d: int = D, target_d: int = TARGET_D, state
     return tensors
 
 
-LATENT: dict[str, int | None] = {
+LATENT = {
     "q_lora_rank": 6,
     "kv_lora_rank": 8,
     "qk_nope_head_dim": 4,
@@ -201,6 +201,7 @@ def prepared(
         trust_remote_code=trust_remote_code,
         max_model_len=CONTEXT,
         use_mla=latent,
+        hf_text_config=SimpleNamespace(**LATENT, num_attention_heads=HEADS),
         get_vocab_size=lambda: VOCABULARY,
         get_hidden_size=lambda: TARGET_D,
         get_total_num_hidden_layers=lambda: TARGET_LAYERS,

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.transformers_utils.config import get_config
+from vllm.transformers_utils.configs.eagle import EAGLEConfig
 
 from tests.unit.eagle_folders import (
     CONTEXT,
@@ -26,7 +28,7 @@ def any_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "check_target", lambda method, launch: None)
 
 
-def test_drafters_with_latent_attention_are_for_targets_with_it(tmp_path: Path) -> None:
+def test_they_are_for_targets_that_have_it(tmp_path: Path) -> None:
     write(tmp_path, LLAMA | KIMI, kimi())
     found = prepared(tmp_path, latent=True)
     assert (found["eagle_aux_hidden_state_layer_ids"], found["max_position_embeddings"]) == ([2, 5, 8], CONTEXT)
@@ -35,18 +37,36 @@ def test_drafters_with_latent_attention_are_for_targets_with_it(tmp_path: Path) 
     )
 
 
+def test_vllm_takes_the_class_that_was_looked_at(tmp_path: Path) -> None:
+    write(tmp_path, LLAMA | KIMI, kimi())
+    made = EAGLEConfig(get_config(str(tmp_path), trust_remote_code=False), method="eagle3", model_type="eagle")
+    assert made.architectures == KIMI["architectures"]
+
+
 @pytest.mark.parametrize(
     ("keys", "edit", "fragments"),
     [
         ({}, drop("layers.0.self_attn.kv_b_proj.weight"), ["kv_b_proj"]),
-        ({"v_head_dim": 4}, None, ["kv_b_proj.weight", "[36, 8]", "[32, 8]"]),
-        ({"q_lora_rank": None}, None, ["q_proj"]),
+        ({"q_lora_rank": 7}, None, ["q_a_proj.weight", "[6, 32]", "[7, 32]"]),
+        ({"q_lora_rank": None}, None, ["q_lora_rank is None; expected a positive integer"]),
         ({"kv_lora_rank": 0}, None, ["kv_lora_rank is 0"]),
         ({"qk_rope_head_dim": "2"}, None, ["qk_rope_head_dim"]),
+        ({"v_head_dim": 4}, None, ["v_head_dim is 4 but the target's is 5"]),
+        ({"num_attention_heads": 2}, None, ["num_attention_heads is 2 but the target's is 4"]),
+        ({"model_type": "deepseek_v3"}, None, ["model_type is 'deepseek_v3'", "'kimi_k2' and 'deepseek_v2'"]),
+        ({"attention_bias": True}, None, ["attention_bias is True"]),
+        ({"norm_before_fc": True}, None, ["norm_before_fc is True"]),
+        ({"eagle_config": {"norm_before_fc": True}}, None, ["norm_before_fc is True"]),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, None, ["rope_type is 'linear'", "'yarn'"]),
+        (
+            {"rope_scaling": KIMI["rope_scaling"] | {"factor": 1.5}},
+            None,
+            ["reach 48", "--max-model-len is 64"],
+        ),
     ],
-    ids=["a tensor less", "other heads", "queries at once", "no rank", "a size as text"],
+    ids=lambda value: next(iter(value), "a tensor less") if isinstance(value, dict) else "",
 )
-def test_their_tensors_are_compared(
+def test_what_is_not_served_is_refused(
     keys: dict[str, Any], edit: Edit | None, fragments: list[str], tmp_path: Path
 ) -> None:
     write(tmp_path, LLAMA | KIMI, kimi())
@@ -57,6 +77,8 @@ def test_their_tensors_are_compared(
     assert [fragment for fragment in fragments if fragment not in message] == [], message
 
 
-def test_trees_of_other_methods_drafters_with_latent_attention_are_refused(tmp_path: Path) -> None:
-    edit_config(architectures=["EagleMistralLarge3ForCausalLM"])(write(tmp_path, LLAMA, eagle1()))
-    assert "only method 'eagle3-tree' drafts" in refusal(tmp_path, "eagle-tree", latent=True)
+@pytest.mark.parametrize(("method", "name"), [("eagle-tree", "EagleMistralLarge3ForCausalLM"), ("peagle-tree", None)])
+def test_those_of_other_methods_are_refused(method: str, name: str | None, tmp_path: Path) -> None:
+    own = KIMI | {"ptd_token_id": 3} if name is None else {"architectures": [name]}
+    write(tmp_path, LLAMA | own, eagle1() if name else kimi())
+    assert "of such drafters EAGLE-3's alone are supported" in refusal(tmp_path, method, latent=True)

@@ -26,6 +26,7 @@ def launch(folder: Path, architecture: str, load_format: str = "auto", **config:
         model_weights="",
         revision=None,
         quantization="fp8",
+        use_mla=False,
     )
     arguments = SimpleNamespace(load_format=load_format)
     return Launch(arguments, model, SimpleNamespace(), kv_cache_dtype="auto", drafts_trees=True)

@@ -16,6 +16,7 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
+from vllm_specext.cpu_runner.unsupported import refuse_unshared_pages
 from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.engine import float8
 from vllm_specext.engine.changes.guard import require_supported_vllm
@@ -241,6 +242,8 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
         raise ConfigurationError(f"speculative-config is refused by vLLM: {_first_line(error)}") from None
     if method.check is not None:
         load(method.check)(options, config)
+    if method.declares.keeps is Keeps.BESIDE_THE_TARGETS and not prepared.is_latent:
+        refuse_unshared_pages(model)
     return config
 
 

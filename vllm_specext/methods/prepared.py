@@ -16,3 +16,6 @@ class Prepared:
     """The target's tokens that the drafter scores, ascending; ``None`` for all."""
     options: MethodOptions | None = None
     """The user's keys with defaults that follow from the drafter; ``None`` where none do."""
+    is_latent: bool = False
+    """Whether the drafter's layers have multi-head latent attention (MLA). vLLM's ``use_mla`` does not know it of all
+    drafters (vllm#45764)."""

@@ -91,7 +91,9 @@ class NodePasses(Generic[Result]):
         """``max_len``: tokens of the longest text. KV slots after it are not written, and positions after it become its
         last one: such rows are padding, or drafted past the end of the context. ``see``: what the layers of a cache
         group see of the rows."""
-        self._run, self._max_len, self.see = run, max_len, see
+        self._run, self._max_len = run, max_len
+        self.see = see
+        """May be set later: of what kind a drafter's layers are is known once vLLM has made them."""
         self.groups: Sequence[CacheGroup] = ()
         """Where keys and values are; none before there are caches, while vLLM measures the memory of passes."""
 

@@ -115,7 +115,10 @@ def _wrap(layer: Any, of_target: bool) -> None:
         "vLLM reads prompts with the scale of the first layer that shares the metadata, one of the target's, and a "
         "drafter whose rotary positions are stretched otherwise has another"
     ),
-    how="wrapped on the instances of drafters: the scale of the metadata's backend is the layer's for the call",
+    how=(
+        "wrapped on the instances of drafters: the scale of the metadata's backend is the layer's for the call; "
+        "FlashInfer's is planned before, with one scale for all"
+    ),
     upstream="none",
     until="vLLM reads prompts with each layer's own scale",
     signature="self q kv_c_normed k_pe kv_c_and_k_pe_cache attn_metadata k_scale output output_scale",

@@ -13,8 +13,7 @@ from vllm_specext.methods.stock.mask_token import P_EAGLE
 class LatentAttention:
     """Sizes of multi-head latent attention (MLA), by the names of ``config.json``."""
 
-    q_lora_rank: int | None
-    """``None`` where queries are made at once."""
+    q_lora_rank: int
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
@@ -24,15 +23,13 @@ class LatentAttention:
         """Of attention over rows of ``reads`` numbers: matrices, and norms."""
         queries, rank = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim), self.kv_lora_rank
         sizes: Shapes = {
+            "q_a_proj": (self.q_lora_rank, reads),
+            "q_b_proj": (queries, self.q_lora_rank),
             "kv_a_proj_with_mqa": (rank + self.qk_rope_head_dim, reads),
             "kv_b_proj": (heads * (self.qk_nope_head_dim + self.v_head_dim), rank),
             "o_proj": (hidden_size, heads * self.v_head_dim),
         }
-        norms: Shapes = {"kv_a_layernorm": (rank,)}
-        if self.q_lora_rank is None:
-            return sizes | {"q_proj": (queries, reads)}, norms
-        sizes |= {"q_a_proj": (self.q_lora_rank, reads), "q_b_proj": (queries, self.q_lora_rank)}
-        return sizes, norms | {"q_a_layernorm": (self.q_lora_rank,)}
+        return sizes, {"q_a_layernorm": (self.q_lora_rank,), "kv_a_layernorm": (rank,)}
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,13 @@
 """The configuration of an EAGLE drafter: the parameters of vLLM's class, and the target's layers that it reads."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.eagle.checkpoint import DrafterShape, LatentAttention
+from vllm_specext.methods.eagle.checkpoint import DrafterShape
+from vllm_specext.methods.eagle.latent import latent_attention
 from vllm_specext.methods.stock.config import (
     FULL,
-    LATENT,
     WINDOWED,
     Drafter,
     check_arithmetic,
@@ -39,7 +38,7 @@ def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int, at_onc
     any_bias = attention_bias or flag(place, config, "bias")
     norms = {key: flag(place, config, key) for key in _NORMS}
     nested = _eagle_config(place, config)
-    shape = DrafterShape(
+    return DrafterShape(
         is_eagle3=is_eagle3,
         vocab_size=vocab_size,
         draft_vocab_size=draft_vocab_size,
@@ -58,21 +57,7 @@ def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int, at_onc
         input_norm=is_eagle3 and nested.get("norm_before_fc", norms["norm_before_fc"]),
         fc_norm=is_eagle3 and norms["fc_norm"],
         at_once=at_once,
-    )
-    if drafter.class_name not in LATENT:
-        return shape
-    # DeepSeek's class has neither biases nor a norm before fc, whatever the file says.
-    own = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "input_norm": False}
-    return replace(shape, latent=_latent_attention(place, config), **own)
-
-
-def _latent_attention(place: str, config: Any) -> LatentAttention:
-    return LatentAttention(
-        q_lora_rank=None if getattr(config, "q_lora_rank", None) is None else integer(place, config, "q_lora_rank"),
-        kv_lora_rank=integer(place, config, "kv_lora_rank"),
-        qk_nope_head_dim=integer(place, config, "qk_nope_head_dim"),
-        qk_rope_head_dim=integer(place, config, "qk_rope_head_dim"),
-        v_head_dim=integer(place, config, "v_head_dim"),
+        latent=latent_attention(drafter),
     )
 
 

@@ -3,6 +3,7 @@
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.eagle.checkpoint import DrafterShape
 from vllm_specext.methods.eagle.config import drafter_shape, target_layers
+from vllm_specext.methods.eagle.latent import check_latent
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.methods.stock.checkpoint import FILES, check_checkpoint
@@ -19,7 +20,7 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
     if options.stock_method == "eagle3":
         check_target(options.method, launch)
     drafter = read_drafter(directory, options, launch.model.trust_remote_code)
-    _check_latent(drafter, options.method, bool(launch.model.use_mla))
+    check_latent(drafter, options.method, launch.model)
     most = check_vocabulary(drafter.place, getattr(drafter.config, "vocab_size", None), launch)
     hidden_size = launch.model.get_hidden_size()
     overrides = positions(drafter, launch.model.max_model_len)
@@ -35,32 +36,14 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
     at_once = options.speculators_type == "peagle"
     if at_once:
         check_mask_token(drafter.place, drafter.config, "eagle3-tree")
-        _check_class(drafter)
     if drafter.is_known:
         shape = drafter_shape(drafter, states, hidden_size, at_once)
         _check_hidden_size(drafter, shape)
         check_checkpoint(directory, shape)
         most = shape.draft_vocab_size
     check_top_k(options, most)
-    return Prepared({**fields_of(options), "model": str(directory)}, overrides)
-
-
-def _check_latent(drafter: Drafter, method: str, has_target: bool) -> None:
-    if drafter.class_name not in LATENT:
-        return
-    has = f"{drafter.place}: architectures makes {drafter.class_name} of it, which has latent attention (MLA)"
-    if method != "eagle3-tree":
-        raise ConfigurationError(f"{has}; only method 'eagle3-tree' drafts with such a drafter.")
-    if not has_target:
-        raise ConfigurationError(f"{has}, but the target has none; such drafters are allowed for targets that have it.")
-
-
-def _check_class(drafter: Drafter) -> None:
-    if not drafter.is_known:
-        raise ConfigurationError(
-            f"{drafter.place}: vLLM's class {drafter.class_name} does not draft all positions at once; method "
-            "'eagle3-tree' drafts one after another."
-        )
+    is_latent = drafter.class_name in LATENT
+    return Prepared({**fields_of(options), "model": str(directory)}, overrides, is_latent=is_latent)
 
 
 def _check_hidden_size(drafter: Drafter, shape: DrafterShape) -> None:

@@ -33,7 +33,7 @@ def check(options: LanguageModelOptions, config: Any) -> None:
     key = f"speculative-config key 'model' is {options.model!r}"
     if drafter.use_mla:
         raise ConfigurationError(
-            f"{key}, which has latent attention (MLA); such drafters have not been run, and allowed is one without."
+            f"{key}, which has latent attention (MLA); such drafters have not been run, choose one without."
         )
     if drafter.is_hybrid or drafter.is_attention_free:
         raise ConfigurationError(

@@ -81,7 +81,8 @@ def prepare(options: MtpTreeOptions, launch: Launch) -> Prepared:
     if launch.arguments.load_format in ("auto", "hf", "safetensors"):
         prefix = modules.prefix.format(layers=config.num_hidden_layers)
         _check_weights(checkpoint, launch.model.revision, prefix, options.method)
-    return Prepared({**fields_of(options), "model": checkpoint, "quantization": launch.model.quantization})
+    fields = {**fields_of(options), "model": checkpoint, "quantization": launch.model.quantization}
+    return Prepared(fields, is_latent=bool(launch.model.use_mla))
 
 
 def _with_assistant(options: MtpTreeOptions, launch: Launch) -> Prepared:

@@ -118,6 +118,13 @@ def positions(drafter: Drafter, context: int) -> dict[str, Any]:
             raise ConfigurationError(
                 f"{drafter.place}: rope_parameters.{key} is {value!r}; expected a positive number of at most {most}."
             )
+    if rope.get("rope_type") == "yarn" and (original := rope.get("original_max_position_embeddings")):
+        reached = int(original * rope.get("factor", 1))  # the table has no more, whatever else is said
+        if reached < context:
+            raise ConfigurationError(
+                f"{drafter.place}: rope_parameters reach {reached} positions, but --max-model-len is {context}; at "
+                f"most {reached} are allowed."
+            )
     if rope.get("rope_type", "default") in ONLY_THE_TABLE:
         return {"max_position_embeddings": context}
     integer(drafter.place, drafter.config, "max_position_embeddings")

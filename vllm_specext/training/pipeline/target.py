@@ -110,13 +110,12 @@ def refuse_target(method: str, target: TargetModel, tensor_parallel: int) -> Non
             continue
         for does, what in (
             (METHODS[method], f"a {method} drafter cannot be served with"),
-            (CAPTURE, "hidden states are not captured of"),
+            (CAPTURE, "what drafters are trained on is not captured of"),
         ):
             found = refused(feature, does.declares)
             if found is not None and not found.trees_only:
-                raise ConfigurationError(
-                    f"{ROLE} is {target.name!r}, but {what} {found.feature}, because {found.reason}."
-                )
+                why = "preparing training data has not been tried with it" if does is CAPTURE else found.reason
+                raise ConfigurationError(f"{ROLE} is {target.name!r}, but {what} {found.feature}, because {why}.")
 
 
 def _described(config: dict[str, Any]) -> SimpleNamespace:
