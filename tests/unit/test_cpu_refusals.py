@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vllm_specext.cpu_runner import refuse_unsupported
-from vllm_specext.cpu_runner.unsupported import refuse_unshared_pages
+from vllm_specext.engine.shared_pages import refuse_unshared_pages
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import GRIFFIN_TREE, MODELS
 from vllm_specext.plugin import register
@@ -65,12 +65,15 @@ def test_what_has_no_kernel_body_is_refused_by_name(change: dict[str, Any], sent
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there the pages are shared")
 def test_pages_that_two_kinds_of_layers_cannot_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def target(use_mla: bool) -> Any:
+        return SimpleNamespace(use_mla=use_mla)
+
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     with pytest.raises(ConfigurationError, match="kernels want 16 tokens a page for the one and a multiple of 32"):
-        refuse_unshared_pages(SimpleNamespace(use_mla=True))
-    refuse_unshared_pages(SimpleNamespace(use_mla=False))
+        refuse_unshared_pages(target(use_mla=True))
+    refuse_unshared_pages(target(use_mla=False))
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    refuse_unshared_pages(SimpleNamespace(use_mla=True))
+    refuse_unshared_pages(target(use_mla=True))
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
-from vllm_specext.cpu_runner.unsupported import refuse_unshared_pages
 from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.engine import float8
 from vllm_specext.engine.changes.guard import require_supported_vllm
 from vllm_specext.engine.registrations import register_drafter_formats, register_serving_models
+from vllm_specext.engine.shared_pages import refuse_unshared_pages
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.options.base import MethodOptions
