@@ -147,16 +147,23 @@ def test_every_figure_of_the_table_has_a_reason(tmp_path: Path) -> None:
     ("changes", "expected"),
     [
         ({"layer_types": ["linear_attention", "full_attention"]}, "hybrid or attention-free"),
-        ({"kv_lora_rank": 512}, "but what drafters are trained on is not captured of .*multi-head latent attention"),
+        ({"kv_lora_rank": 512}, "but hidden states are not captured of .*multi-head latent attention"),
         ({"is_encoder_decoder": True}, "encoder-decoder target"),
     ],
 )
 def test_a_target_that_cannot_be_served_or_trained_for_is_refused_by_the_table(
     changes: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    refuse_target("griffin", target(tmp_path), 1)
+    refuse_target("griffin", target(tmp_path), 1, captures=True)
     with pytest.raises(ConfigurationError, match=f"--target is .*{expected}.*, because "):
-        refuse_target("griffin", target(tmp_path, **changes), 1)
+        refuse_target("griffin", target(tmp_path, **changes), 1, captures=True)
+
+
+def test_what_is_not_captured_is_no_obstacle_where_nothing_is(tmp_path: Path) -> None:
+    sees = target(tmp_path, vision_config={})
+    refuse_target("moa", sees, 1, captures=False)
+    with pytest.raises(ConfigurationError, match="hidden states are not captured of a multimodal target"):
+        refuse_target("griffin", sees, 1, captures=True)
 
 
 @pytest.mark.parametrize(

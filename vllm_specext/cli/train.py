@@ -179,7 +179,8 @@ def planned(
     values["max_length"] = asked.longest_row(values["max_length"], target.max_length)
     settings = checked(asked.RunSettings, values, "the setting")
     asked.check_stream(settings, count, torch.cuda.device_count())
-    refuse_target(TRAINABLE[settings.method].serves, target, settings.tensor_parallel)
+    method = TRAINABLE[settings.method]
+    refuse_target(method.serves, target, settings.tensor_parallel, captures=method.captured is not None)
     check_inputs(settings, target, count)
     plan = make_plan(settings, target, count_rows(settings.data), output, count)
     if not (output / PLAN).exists():

@@ -91,9 +91,9 @@ def target_files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("consolidated")]
 
 
-def refuse_target(method: str, target: TargetModel, tensor_parallel: int) -> None:
-    """Refuse a target that ``method`` would refuse to serve, or whose hidden states would not be captured, by the same
-    table, as far as ``config.json`` tells.
+def refuse_target(method: str, target: TargetModel, tensor_parallel: int, captures: bool) -> None:
+    """Refuse a target that ``method`` would refuse to serve, by the same table, as far as ``config.json`` tells.
+    ``captures``: whether hidden states are kept of it, which is refused of some as well.
 
     vLLM knows more, and refuses by the table again before it loads the target.
     """
@@ -108,13 +108,12 @@ def refuse_target(method: str, target: TargetModel, tensor_parallel: int) -> Non
     for feature in FEATURES:
         if feature.name not in told or not feature.applies(launch):
             continue
-        for does, what in (
-            (METHODS[method], f"a {method} drafter cannot be served with"),
-            (CAPTURE, "what drafters are trained on is not captured of"),
-        ):
+        asked = [(METHODS[method], f"a {method} drafter cannot be served with")]
+        asked += [(CAPTURE, "hidden states are not captured of")] if captures else []
+        for does, what in asked:
             found = refused(feature, does.declares)
             if found is not None and not found.trees_only:
-                why = "preparing training data has not been tried with it" if does is CAPTURE else found.reason
+                why = "capturing them has not been tried with it" if does is CAPTURE else found.reason
                 raise ConfigurationError(f"{ROLE} is {target.name!r}, but {what} {found.feature}, because {why}.")
 
 
