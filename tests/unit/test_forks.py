@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,34 @@ def test_a_fork_that_goes_on_can_be_waited_for_and_ended(tmp_path: Path) -> None
     assert going_on.poll() is None
     going_on.terminate()
     assert going_on.wait(SECONDS) == going_on.returncode == -15
+
+
+SERVING = f"""
+import sys, time
+from pathlib import Path
+from vllm_specext.cli.endings import end_servers_with_this
+from vllm_specext.measure.server import Server
+from {__name__} import fork
+
+end_servers_with_this()
+folder = Path(sys.argv[1])
+with Server(folder / "log", forked=True) as server:
+    server.process = fork(folder, "sleep")
+    print(server.process.pid, flush=True)
+    time.sleep({SECONDS})
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_processes_of_a_command_ends_its_servers(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", SERVING, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as serving:
+        assert serving.stdout is not None
+        server = int(serving.stdout.readline())
+        os.killpg(serving.pid, number)
+        assert serving.wait(SECONDS) == 128 + number
+        with pytest.raises(ProcessLookupError):
+            os.kill(server, 0)
 
 
 def start_worker() -> None:

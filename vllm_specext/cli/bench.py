@@ -1,7 +1,5 @@
 """``vllm-specext bench``: methods against plain decoding, measured; leaves JSON, CSV, pictures and a summary."""
 
-import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +9,7 @@ import typer
 from rich.console import Console
 
 from vllm_specext.cli.bench_options import Options, takes
+from vllm_specext.cli.endings import end_servers_with_this
 from vllm_specext.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -93,12 +92,6 @@ def read_urls(texts: list[str]) -> dict[str, str]:
             )
         found[name] = url.rstrip("/").removesuffix("/v1")
     return found
-
-
-def end_servers_with_this() -> None:
-    """The servers are sessions of their own: a signal that ends this process must end them too."""
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, lambda number, _: sys.exit(128 + number))
 
 
 @app.command()

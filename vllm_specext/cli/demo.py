@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from vllm_specext.cli.endings import end_servers_with_this
 from vllm_specext.cli.extras import require
 from vllm_specext.cli.names import PROGRAM
 from vllm_specext.cli.outputs import check_file
@@ -49,8 +49,7 @@ def demo(
         check_free(HOST, port)
     else:
         check_outputs(json_path, plot)
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # the servers are sessions of their own: they must not outlive this
-        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+    end_servers_with_this()
     if serve:
         leave_running(port)
         return

@@ -12,6 +12,9 @@ from vllm_specext.measure.arguments import ENVIRONMENT
 from vllm_specext.measure.inspection import look_here
 from vllm_specext.vllm_process import vllm_distribution
 
+# A signal to the command's processes, as "make" and a closed terminal send it, must not end this one: the command would
+# take the processes that were forked from it for ended, and leave them running.
+os.setsid()
 # Read when these packages are imported.
 os.environ.update(ENVIRONMENT | {"OMP_NUM_THREADS": "1"})
 
