@@ -30,6 +30,7 @@ PROCESSOR_SECONDS = {
     "tests/engine/test_bad_weights.py": 40,
     "tests/engine/test_calibrated_trees.py": 80,
     "tests/engine/test_capture.py": 50,
+    "tests/engine/test_capture_targets.py": 50,
     "tests/engine/test_client_drafts.py": 80,
     "tests/engine/test_dflash.py": 90,
     "tests/engine/test_dflash_drafting.py": 15,

@@ -260,7 +260,19 @@ CAPTURE = Method(
     summary="drafts nothing and keeps the target's hidden states, to train drafters with",
     options=CaptureOptions,
     declares=Declaration(
-        reads=Reads.HIDDEN_STATES, keeps=Keeps.NOWHERE, bears=frozenset({"tensor_parallel", "skip_tokenizer_init"})
+        reads=Reads.HIDDEN_STATES,
+        keeps=Keeps.NOWHERE,
+        bears=frozenset(
+            {
+                "tensor_parallel",
+                "skip_tokenizer_init",
+                "sliding_window",
+                "gated_delta_rule",
+                "mla",
+                "multimodal",
+                "mrope",
+            }
+        ),
     ),
     preparation="vllm_specext.methods.capture.prepare:prepare",
     speculator="vllm_specext.methods.capture.speculator:CaptureSpeculator",

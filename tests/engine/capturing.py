@@ -2,7 +2,8 @@
 
 ``SPEC``: ``llm`` (arguments of ``capturing_llm``), ``rounds`` (lists of turns, each ``{"name", "ids", "max_tokens"}``,
 asked one list after the other and written together; one with ``"after"``, a name, goes on after that turn's answer),
-``given`` (texts without a turn), ``sampling``, ``folder`` (for the shard), ``keep_async``, ``sabotage``
+``given`` (texts without a turn), ``sampling``, ``folder`` (for the shard), ``keep_async`` and ``torchvision`` (as for
+``runner.py``), ``sabotage``
 (``shift_states``: states are kept one position too late; ``lose_a_row``: one row of a step is not kept), ``running``
 (turns that are asked before the shard is written and written later, to another), ``abandoned`` (others that are asked
 before, and abandoned when one is answered).
@@ -64,7 +65,7 @@ def main(spec_path: str, out_path: str) -> None:
     from tests.engine.runner import replace_in_vllm
 
     spec = json.loads(Path(spec_path).read_text())
-    replace_in_vllm({"keep_async": spec.get("keep_async")})
+    replace_in_vllm({key: spec.get(key) for key in ("llm", "keep_async", "torchvision")})
     if spec.get("sabotage"):
         globals()[spec["sabotage"]]()
     from vllm_specext.preparation.answers import CapturingAnswerer

@@ -1,7 +1,9 @@
 """The target's embedding, head and last norm, from its files: tied, apart, and what cannot be one."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import TARGET
 from vllm_specext.training.pipeline.target import read_target
-from vllm_specext.training.pipeline.target_ends import TargetEnds
+from vllm_specext.training.pipeline.target_ends import TargetEnds, plain_numbers
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
@@ -46,6 +48,28 @@ def test_the_last_norm_is_read_where_it_has_its_usual_name(tmp_path: Path) -> No
     assert norm is not None
     assert torch.equal(norm, load_file(TARGET / "model.safetensors")[NORM].float())
     assert ends(changed(tmp_path / "without", {NORM: None})).norm is None
+
+
+def test_a_norm_that_multiplies_by_one_more_is_read_so(tmp_path: Path) -> None:
+    plain, folder = ends(TARGET).norm, changed(tmp_path / "gemma", {})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "gemma3_text"}))
+    assert plain is not None
+    assert torch.equal(cast(torch.Tensor, ends(folder).norm), plain + 1)
+
+
+@pytest.mark.parametrize("name", ["model.layers.61.embed_tokens.weight", "mtp.embed_tokens.weight"])
+def test_the_ends_of_a_module_are_not_the_targets(name: str, tmp_path: Path) -> None:
+    with_module = ends(changed(tmp_path / "target", {name: torch.zeros(2048, 256)}))
+    assert torch.equal(with_module.head, ends(TARGET).head)
+
+
+def test_of_several_rotary_bases_that_without_a_window_is_taken(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "target", {})
+    config = json.loads((folder / "config.json").read_text())
+    rope = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
+    assert plain_numbers(read_target(str(folder))).rope_theta == 1e6
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ TARGETS: dict[str, tuple[Callable[[Path], object], str]] = {
         "is truncated or damaged: its tensors cannot be read",
     ),
     "a drafter": (edit_config(speculators_config={}), "which is itself a drafter"),
-    "another architecture": (edit_config(kv_lora_rank=64), "multi-head latent attention"),
+    "another architecture": (edit_config(kv_lora_rank=64, index_topk=8), "sparse latent attention"),
 }
 
 

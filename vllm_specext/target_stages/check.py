@@ -30,7 +30,7 @@ from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.record import Record, read_record
 from vllm_specext.training.pipeline.report import write_report
 from vllm_specext.training.pipeline.stage_process import Say, end_on_sigterm, run_stage
-from vllm_specext.training.pipeline.target import read_target
+from vllm_specext.training.pipeline.target import read_target, sees_or_hears
 from vllm_specext.training.pipeline.text_rows import text_row
 from vllm_specext.training.pipeline.train import this_device
 from vllm_specext.training.rows import FeatureRow
@@ -84,6 +84,7 @@ def answer(folder: Path, record: Record, drafter: Path | None, asked: Asked, lon
         f"--max-num-seqs={AT_ONCE}",
         f"--tensor-parallel-size={settings.tensor_parallel}",
         "--no-enable-prefix-caching",
+        *(["--language-model-only"] if sees_or_hears(read_target(settings.target).config) else []),
         *([] if on_gpu() else ["--enforce-eager", f"--kv-cache-memory-bytes={2**29}"]),
     ]
     speculative: dict[str, Any] | None = None

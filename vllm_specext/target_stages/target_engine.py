@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from vllm_specext.engine.shared_pages import refuse_unshared_pages
 from vllm_specext.measure.arguments import on_gpu
 from vllm_specext.measure.memory import free_memory
 from vllm_specext.preparation.answers import CapturingAnswerer
@@ -15,7 +16,7 @@ from vllm_specext.preparation.spread import SpreadAnswerer
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.plan import FEATURE_BYTES
 from vllm_specext.training.pipeline.settings import RunSettings
-from vllm_specext.training.pipeline.target import read_target
+from vllm_specext.training.pipeline.target import read_target, sees_or_hears
 from vllm_specext.vllm_process import set_default_threads, users_error, vllm_distribution
 
 ON_CPU: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 16, "kv_cache_memory_bytes": 2**30}
@@ -40,7 +41,9 @@ class Answering(NamedTuple):
 def engine_arguments(settings: RunSettings) -> dict[str, Any]:
     """Arguments of ``vllm.LLM``."""
     own = {} if on_gpu() else ON_CPU
-    return {"dtype": settings.dtype, "tensor_parallel_size": settings.tensor_parallel, "seed": 0, **own}
+    # What a target sees or hears with is not loaded.
+    text = {"language_model_only": True} if sees_or_hears(read_target(settings.target).config) else {}
+    return {"dtype": settings.dtype, "tensor_parallel_size": settings.tensor_parallel, "seed": 0, **text, **own}
 
 
 def layers_read(settings: RunSettings) -> tuple[int, ...] | None:
@@ -83,6 +86,8 @@ def capturing(settings: RunSettings, groups: Sequence[str]) -> Iterator[Answerin
     if len(groups) < 2:
         with plain_errors(settings.target):
             engine = capturing_llm(**llm)
+            # Whoever checks the drafter on the same machine would hear it at the end.
+            refuse_unshared_pages(engine.llm_engine.vllm_config.model_config)
         yield Answering(CapturingAnswerer(engine, sampling), 1, each)
         return
     own = [LocalEngine(llm, sampling, devices) for devices in groups]

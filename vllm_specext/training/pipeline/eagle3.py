@@ -15,6 +15,7 @@ from vllm_specext.training.eagle3.model import Eagle3Drafter, new_eagle3_drafter
 from vllm_specext.training.eagle3.passes import simulate_chains
 from vllm_specext.training.eagle3.shape import Eagle3Shape, layers_to_read
 from vllm_specext.training.packs import PackedBatches
+from vllm_specext.training.pipeline.layer_sizes import layer_sizes
 from vllm_specext.training.pipeline.method import Drafter, Sizes
 from vllm_specext.training.pipeline.over_features import (
     as_trained,
@@ -130,10 +131,7 @@ def _shape(target: TargetModel, recipe: Eagle3Recipe) -> Eagle3Shape:
     return Eagle3Shape(
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
-        heads=target.heads,
-        kv_heads=target.kv_heads,
-        head_dim=target.head_dim,
-        mlp_size=recipe.mlp_size or target.intermediate_size,
+        **layer_sizes(target, recipe.mlp_size)._asdict(),
         rms_norm_eps=numbers.rms_norm_eps,
         rope_theta=numbers.rope_theta,
         max_position_embeddings=target.max_length,

@@ -21,6 +21,7 @@ from vllm_specext.training.griffin import train as griffin
 from vllm_specext.training.griffin.passes import simulate_chains
 from vllm_specext.training.griffin.warm_start import warm_griffin_drafter
 from vllm_specext.training.packs import PackedBatches
+from vllm_specext.training.pipeline.layer_sizes import layer_sizes
 from vllm_specext.training.pipeline.method import Drafter, Sizes
 from vllm_specext.training.pipeline.over_features import (
     as_trained,
@@ -91,14 +92,8 @@ class GriffinMethod:
         if init is not None:
             model = warm_griffin_drafter(like, init, seed=recipe.seed)
         else:
-            model = griffin.new_griffin_drafter(
-                like,
-                mlp_size=recipe.mlp_size or target.intermediate_size,
-                heads=target.heads,
-                kv_heads=target.kv_heads,
-                head_dim=target.head_dim,
-                seed=recipe.seed,
-            )
+            sizes = layer_sizes(target, recipe.mlp_size)
+            model = griffin.new_griffin_drafter(like, **sizes._asdict(), seed=recipe.seed)
         return GriffinWithHead(model.to(device), ends.head.to(device))
 
     def read(self, folder: Path, target: TargetModel) -> GriffinDrafter:
@@ -123,15 +118,12 @@ def _trained(shape: GriffinShape) -> int:
 
 def _shape(target: TargetModel, recipe: GriffinRecipe) -> GriffinShape:
     """Of a new drafter, as far as its widths go."""
-    width = recipe.mlp_size or target.intermediate_size
+    sizes = layer_sizes(target, recipe.mlp_size)
     return GriffinShape(
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
-        heads=target.heads,
-        kv_heads=target.kv_heads,
-        head_dim=target.head_dim,
-        mlp_size=width,
-        tgf_size=width,
+        **sizes._asdict(),
+        tgf_size=sizes.mlp_size,
         qkv_bias=False,
         rms_norm_eps=1e-5,
         rope_theta=10000.0,

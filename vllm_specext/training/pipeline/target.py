@@ -13,11 +13,16 @@ from safetensors import SafetensorError, safe_open
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import MAX_DIMENSION, positive, read_config
 from vllm_specext.methods.source import LANGUAGE_MODEL, drafter_directory
-from vllm_specext.refusals import FEATURES, Launch, refused
+from vllm_specext.refusals import FEATURES, GATED_DELTA_RULE, Launch, refused
 from vllm_specext.registry import CAPTURE, METHODS
 from vllm_specext.training.fingerprint import CONFIG
 
 ROLE = "--target"
+TOLD = (
+    *("tensor_parallel", "recurrent", "gated_delta_rule", "sparse_mla", "mla", "multimodal", "encoder_decoder"),
+    *("mrope", "sliding_window"),
+)
+"""The features of the table of refusals that ``config.json`` tells of."""
 RECURRENT = {"mamba", "mamba2", "linear_attention", "recurrent", "conv"}
 """Types of layers, as configurations name them, that keep a state in the place of keys and values."""
 TEXT_FILES = tuple(pattern for pattern in LANGUAGE_MODEL if pattern != "*.safetensors")
@@ -41,6 +46,7 @@ class TargetModel:
     kv_heads: int
     head_dim: int
     intermediate_size: int
+    """The width of the MLP that a token passes: of a layer with experts, of all together that it is sent to."""
     max_length: int
     parameters: int | None
     """Numbers in its files, ``None`` where only the configuration was fetched."""
@@ -59,7 +65,8 @@ def read_target(model: str, *, weights: bool = False) -> TargetModel:
             "model that it shall draft for."
         )
     inner = whole.get("text_config")
-    config = {**whole, **inner} if isinstance(inner, dict) else whole
+    # The classes' names are the whole model's.
+    config = {**whole, **inner, "architectures": whole.get("architectures")} if isinstance(inner, dict) else whole
     hidden, heads = (positive(folder, config, key, int) for key in ("hidden_size", "num_attention_heads"))
     sizes = {
         "hidden_size": hidden,
@@ -68,7 +75,7 @@ def read_target(model: str, *, weights: bool = False) -> TargetModel:
         "heads": heads,
         "kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or hidden // heads,
-        "intermediate_size": positive(folder, config, "intermediate_size", int),
+        "intermediate_size": _mlp_size(folder, config),
         "max_length": positive(folder, config, "max_position_embeddings", int),
     }
     for key, size in sizes.items():
@@ -84,6 +91,22 @@ def read_target(model: str, *, weights: bool = False) -> TargetModel:
         parameters=sum(math.prod(shape) for file in target_files(folder) for _, shape in _shapes(file)) or None,
         **sizes,
     )
+
+
+def _mlp_size(folder: Path, config: dict[str, Any]) -> int:
+    experts, width = (config.get(key) or 0 for key in ("num_experts_per_tok", "moe_intermediate_size"))
+    if width and config.get("intermediate_size") is None:
+        dense = 0
+    else:
+        dense = positive(folder, config, "intermediate_size", int)
+    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * width
+    try:
+        return max(dense, int(experts) * int(width or dense) + int(shared))
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"{folder / 'config.json'}: num_experts_per_tok is {experts!r}, moe_intermediate_size {width!r}; expected "
+            "whole numbers."
+        ) from None
 
 
 def target_files(folder: Path) -> list[Path]:
@@ -104,9 +127,8 @@ def refuse_target(method: str, target: TargetModel, tensor_parallel: int, captur
         kv_cache_dtype="auto",
         drafts_trees=True,
     )
-    told = ("tensor_parallel", "recurrent", "mla", "multimodal", "encoder_decoder", "mrope", "sliding_window")
     for feature in FEATURES:
-        if feature.name not in told or not feature.applies(launch):
+        if feature.name not in TOLD or not feature.applies(launch):
             continue
         asked = [(METHODS[method], f"a {method} drafter cannot be served with")]
         asked += [(CAPTURE, "hidden states are not captured of")] if captures else []
@@ -120,18 +142,25 @@ def refuse_target(method: str, target: TargetModel, tensor_parallel: int, captur
 def _described(config: dict[str, Any]) -> SimpleNamespace:
     """The questions of the table, answered from ``config.json``."""
     kinds = {str(kind) for kind in config.get("layer_types") or []}
+    architectures = [str(name) for name in config.get("architectures") or []]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     return SimpleNamespace(
-        is_hybrid=bool(kinds & RECURRENT),
-        architectures=None,  # their recurrent layers are nothing that drafters are trained over
+        is_hybrid=bool(kinds & RECURRENT or set(architectures) & set(GATED_DELTA_RULE)),
+        architectures=architectures,
         is_attention_free=str(config.get("model_type")).startswith(("mamba", "rwkv")),
-        use_mla="kv_lora_rank" in config,
-        is_multimodal_model="vision_config" in config or "audio_config" in config,
+        use_mla=config.get("kv_lora_rank") is not None,
+        hf_text_config=SimpleNamespace(**config),
+        is_multimodal_model=sees_or_hears(config),
         is_encoder_decoder=config.get("is_encoder_decoder") is True,
         uses_mrope=isinstance(rope, dict) and "mrope_section" in rope,
         get_sliding_window=lambda: window,
     )
+
+
+def sees_or_hears(config: dict[str, Any]) -> bool:
+    """Whether the model of this ``config.json`` reads more than text. It is trained for with text alone."""
+    return any(config.get(key) is not None for key in ("vision_config", "audio_config"))
 
 
 def tokenizer_hash(target: TargetModel) -> str:

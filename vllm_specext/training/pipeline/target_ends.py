@@ -1,6 +1,7 @@
 """The ends of the target, which a drafter shares with it or begins with: embedding, last norm and head, read from its
 files."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,13 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 HEADS = ("lm_head.weight", "output.weight")
 NORMS = ("model.norm.weight", "ln_f.weight")
 """How the names of these tensors end, in the families that vLLM loads."""
+OF_A_LAYER = re.compile(r"(^|\.)(layers\.\d+|mtp\w*)\.")
+"""In names of tensors of one layer, or of a multi-token prediction module, which may have ends of its own."""
+ONE_MORE_THAN_WEIGHTS = (
+    *("gemma", "gemma2", "gemma3", "gemma3_text", "nemotron", "step3p5"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+)
+"""Types of models whose norms multiply by one more than their weights."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +38,14 @@ class PlainNumbers:
 def plain_numbers(target: TargetModel) -> PlainNumbers:
     """The target's, without any scaling of its positions; those of most families, where it names none."""
     rope = target.config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)  # beside others, for layers with a window
     theta = rope.get("rope_theta") or target.config.get("rope_theta") or 10000.0
     return PlainNumbers(float(target.config.get("rms_norm_eps") or 1e-6), float(theta))
 
 
 class TargetEnds:
-    """The ends of the target, in float32 and not trained: embedding and head, both ``[V, d]``, and the weights of
-    the last norm ``[d]``, ``None`` where no tensor has the usual name.
+    """The ends of the target, in float32 and not trained: embedding and head, both ``[V, d]``, and what
+    the last norm multiplies by ``[d]``, ``None`` where no tensor has the usual name.
 
     It has as much of a model of transformers as beginning a drafter takes.
     """
@@ -54,7 +63,8 @@ class TargetEnds:
         self.head = self._embedding.weight.detach() if tied else _one(target, tensors, HEADS, "output layer").float()
 
         norms = [tensors[name] for name in _named(tensors, NORMS) if tensors[name].shape == (target.hidden_size,)]
-        self.norm = norms[0].float() if len(norms) == 1 else None
+        more = float(target.config.get("model_type") in ONE_MORE_THAN_WEIGHTS)
+        self.norm = norms[0].float() + more if len(norms) == 1 else None
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self._embedding
@@ -66,7 +76,7 @@ def _ends(folder: Path) -> Iterator[tuple[str, Tensor]]:
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
-                    if name.endswith(EMBEDDINGS + HEADS + NORMS):
+                    if name.endswith(EMBEDDINGS + HEADS + NORMS) and not OF_A_LAYER.search(name):
                         yield name, file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ConfigurationError(f"{path} is truncated or damaged: its tensors cannot be read.") from error
