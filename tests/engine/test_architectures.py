@@ -67,6 +67,11 @@ def make(name: str, folder: Path) -> Path:
     config, own = ARCHITECTURES[name]
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, config)(**KEYS | own))
+    return save_random(model, folder)
+
+
+def save_random(model: transformers.PreTrainedModel, folder: Path) -> Path:
+    """Write ``model`` with random weights to ``folder``."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:

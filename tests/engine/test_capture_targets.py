@@ -12,11 +12,10 @@ import transformers
 
 from tests.engine import latent
 from tests.engine.hybrid import make_hybrid
-from tests.engine.test_architectures import make
+from tests.engine.test_architectures import make, save_random
 from tests.engine.test_capture import captured, fed, furthest, furthest_of_layers, known, rows_in
 from tests.engine.test_qwen_modules import ALL_BUT_EYES
 from tests.engine.windows import gpt_oss
-from tests.engine.workload import copy_tokenizer
 
 CLOSE = 1e-3
 
@@ -36,14 +35,7 @@ class Kind:
 def deepseek(folder: Path) -> Path:
     """Of one layer more than others with latent attention have here, and without a module."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(latent.FAMILIES["deepseek"][0](4, 1))
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.normal_(0, 0.08)
-    copy_tokenizer(folder)
-    model.float().save_pretrained(folder)
-    return folder
+    return save_random(transformers.AutoModelForCausalLM.from_config(latent.FAMILIES["deepseek"][0](4, 1)), folder)
 
 
 FEW_BLOCKS = {"num_gpu_blocks_override": 44}
