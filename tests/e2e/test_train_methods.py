@@ -1,5 +1,5 @@
 """A drafter of each further method, from raw chats to what an engine accepts: EAGLE-3's for a target that is not in the
-repository and computes its features beside the training; MoA's for the bundled target."""
+repository and computes its features beside the training; MoA's and DFlash's for the bundled target."""
 
 from pathlib import Path
 
@@ -20,6 +20,23 @@ tokens_per_step = 512
 packs = 2
 log_every = 16
 lsa_mlp_size = 64
+bfloat16 = false
+"""
+
+
+BLOCKS = """
+steps = [40]
+learning_rates = [8e-3]
+optimizer = "muon"
+warmup_steps = 2
+layers = 1
+block_size = 6
+anchors = 64
+decay = 3.0
+mlp_size = 256
+tokens_per_step = 1024
+packs = 2
+log_every = 8
 bfloat16 = false
 """
 
@@ -68,3 +85,11 @@ def test_a_drafter_of_another_target_is_refused_to_begin_with(tmp_path: Path) ->
     status, told = Training(tmp_path, target, f"--init={MODELS / 'eagle3'}", "--dry-run").run()
     assert status == 2
     assert told.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.extended
+def test_a_dflash_drafter_is_trained_exported_and_accepted(tmp_path: Path) -> None:
+    training = Training(tmp_path, TARGET, "--temperature=0", method="dflash", recipe=BLOCKS)
+    check_trained(training, "DFlash", "dflash-tree", TARGET)
+    config = training.read("drafter/config.json")
+    assert (config["block_size"], config["dflash_config"]["target_layer_ids"]) == (6, [1, 3, 5, 7, 9])

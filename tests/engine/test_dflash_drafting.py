@@ -16,8 +16,8 @@ from transformers import LlamaForCausalLM
 from tests.engine.conftest import Result, of_method
 from tests.engine.test_serving_model import Pass
 from tests.engine.workload import DFLASH, GREEDY, TARGET, requests
-from vllm_specext.demo.dflash import BLOCK, MASK, drafter_for, target_layers
-from vllm_specext.methods.block.model import blocks
+from vllm_specext.demo.dflash import BLOCK, MASK, shape_for
+from vllm_specext.methods.block.model import DFlashDrafter, blocks
 from vllm_specext.tree.marginals import best_tree
 
 NODES, TOP_K, TOKENS = 24, 6, 24
@@ -30,9 +30,10 @@ class Drafter:
     def __init__(self, sequence: list[int], folder: Path) -> None:
         target = LlamaForCausalLM.from_pretrained(TARGET).float().eval().requires_grad_(False)
         hidden = target.model(torch.tensor([sequence]), output_hidden_states=True).hidden_states
-        self.states = torch.cat([hidden[layer + 1] for layer in target_layers(target.config.num_hidden_layers)], dim=-1)
+        shape = shape_for(target.config)
+        self.states = torch.cat([hidden[layer] for layer in shape.reads], dim=-1)
         self.embedding, self.head = target.get_input_embeddings(), target.lm_head
-        self.drafter = drafter_for(target.config).eval()
+        self.drafter = DFlashDrafter(shape.sizes()).eval()
         tensors = load_file(folder / "model.safetensors")
         own = {name: x.float() for name, x in tensors.items() if not name.startswith("markov_head.")}
         self.drafter.load_state_dict(own)

@@ -1,4 +1,5 @@
-"""One small training of each drafter: GRIFFIN, MoA and EAGLE-3, on a random target, with a state every second step.
+"""One small training of each drafter: GRIFFIN, MoA, EAGLE-3 and DFlash, on a random target, with a state every
+second step.
 
     python -m tests.unit.small_trainings METHOD FOLDER STEP
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.unit.interruptions import signalled_in
+from tests.unit.tiny_dflash import tiny_dflash
 from tests.unit.tiny_eagle3 import tiny_eagle3
 from tests.unit.tiny_llama import VOCABULARY, tiny_llama
+from vllm_specext.training.dflash.train import DFlashTraining, Ends, train_dflash
 from vllm_specext.training.eagle3.train import Eagle3Training, train_eagle3
 from vllm_specext.training.features import TargetRows
 from vllm_specext.training.griffin.train import GriffinTraining, new_griffin_drafter, train_griffin
@@ -69,7 +72,24 @@ def eagle3(folder: Path, state: Path | None) -> nn.Module:
     return model
 
 
-METHODS: dict[str, Callable[[Path, Path | None], nn.Module]] = {"griffin": griffin, "moa": moa, "eagle3": eagle3}
+def dflash(folder: Path, state: Path | None) -> nn.Module:
+    target = tiny_llama(6)
+    shape, model = tiny_dflash(target)
+    ends = Ends(target.get_input_embeddings().weight, target.lm_head.weight, shape.mask)
+    recipe = DFlashTraining(
+        steps_per_stage=(11,), learning_rates=(8e-3,), warmup_steps=3, optimizer="muon", log_every=LOG_EVERY, anchors=6
+    )
+    rows = TargetRows(target, texts(), seed=0, layers=shape.reads, kept=False)
+    train_dflash(model, shape, ends, PackedBatches(rows, tokens=25, size=4), folder, recipe, run=Run(state))
+    return model
+
+
+METHODS: dict[str, Callable[[Path, Path | None], nn.Module]] = {
+    "griffin": griffin,
+    "moa": moa,
+    "eagle3": eagle3,
+    "dflash": dflash,
+}
 
 
 if __name__ == "__main__":

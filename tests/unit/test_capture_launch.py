@@ -44,7 +44,7 @@ def test_it_is_no_method_that_is_shown() -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"aux_layers": [2, 6]}, ["'aux_layers'", "[2, 6]", "3 items"]),
+        ({"aux_layers": []}, ["'aux_layers'", "[]", "1 item"]),
         ({"aux_layers": [2, 6, 12]}, ["'aux_layers'", "[2, 6, 12]", "1 to 11"]),
         ({"aux_layers": [0, 6, 9]}, ["'aux_layers'", "[0, 6, 9]", "1 to 11"]),
         ({"aux_layers": [6, 2, 9]}, ["'aux_layers'", "[6, 2, 9]", "larger"]),

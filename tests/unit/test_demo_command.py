@@ -102,7 +102,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[tuple[str, dict[str,
         return ROWS
 
     monkeypatch.setattr(run, "run", measured)
-    monkeypatch.setattr(demo_command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(demo_command, "end_servers_with_this", lambda: None)
     return found
 
 
@@ -169,7 +169,7 @@ def test_without_matplotlib_one_sentence_says_why_there_is_no_picture(
 def test_other_tokens_are_an_error_after_everything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = [ROWS[0], row("griffin-chain", 3.0, 1.5, identical=False)]
     monkeypatch.setattr(run, "run", lambda tell, configurations: wrong)
-    monkeypatch.setattr(demo_command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(demo_command, "end_servers_with_this", lambda: None)
     output, error = invoke("--json", str(tmp_path / "demo.json"), "--plot", str(tmp_path / "demo.png"))
     assert isinstance(error, ConfigurationError)
     assert str(error) == "the answers of griffin-chain differ from those of plain decoding."

@@ -1,24 +1,28 @@
 """Each method's part of a training: a drafter that begins, is exported as it is served, and drafts the same again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from tests.unit.runs import settings
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import MODELS, TARGET
 from vllm_specext.training.data.row import make_row
 from vllm_specext.training.moa import train as moa
+from vllm_specext.training.pipeline.dflash import TrainedDFlash, mask_token
 from vllm_specext.training.pipeline.method import Drafter
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.moa import MoAMethod, MoAWithTarget
 from vllm_specext.training.pipeline.moa_plan import shape
 from vllm_specext.training.pipeline.target import TargetModel, read_target
 from vllm_specext.training.pipeline.text_rows import TextRows
+from vllm_specext.training.recipes.dflash import DFlashRecipe
 from vllm_specext.training.recipes.moa import MoARecipe
 from vllm_specext.training.rows import FeatureRow
 from vllm_specext.training.run import Run
@@ -99,11 +103,15 @@ def test_the_target_beside_moa_is_in_the_type_of_the_arithmetic(target: TargetMo
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
-def test_a_training_begins_with_the_drafter_that_is_given(name: str, target: TargetModel) -> None:
+def test_a_training_begins_with_the_drafter_that_is_given(name: str, target: TargetModel, tmp_path: Path) -> None:
     method, recipe = TRAINABLE[name], settings(method=name, recipe={"bfloat16": False}).recipe
-    method.check_init(MODELS / name, target)
-    begun = method.begin(target, recipe, MODELS / name, CPU)
-    loaded = method.load(MODELS / name, target, CPU)
+    given = MODELS / name
+    if name == "dflash":  # the bundled one reads fewer layers
+        given = tmp_path
+        method.export(method.begin(target, recipe.model_copy(update={"seed": 7}), None, CPU).model, given)
+    method.check_init(given, target)
+    begun = method.begin(target, recipe, given, CPU)
+    loaded = method.load(given, target, CPU)
     if name == "griffin":
         # Its own copy of the embedding is rounded to bfloat16; a training begins with the target's.
         embedding = begun.model.embed_tokens.weight
@@ -120,6 +128,59 @@ def test_an_eagle3_drafter_of_other_layers_is_refused_to_begin_with(target: Targ
     (tmp_path / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": [1, 6, 9]}))
     with pytest.raises(ConfigurationError, match=r"a drafter with layers \(1, 6, 9\), but for this target it is"):
         method.check_init(tmp_path, target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"reads": (2, 6, 9)}, r"target_layer_ids are \[1, 5, 8\], but for this target they are \[1, 3, 5, 7, 9\]"),
+        ({"vocab_size": 9}, "a drafter with vocab_size 9, but for this target it is 2048"),
+        ({"block": 5}, "block_size is 5; a drafter that is trained here drafts at least 5 tokens"),
+    ],
+)
+def test_a_dflash_drafter_of_other_layers_or_few_tokens_is_refused_to_begin_with(
+    changes: dict[str, Any], expected: str, target: TargetModel, tmp_path: Path
+) -> None:
+    method = TRAINABLE["dflash"]
+    model = method.begin(target, settings(method="dflash", recipe={"layers": 1}).recipe, None, CPU).model
+    assert isinstance(model, TrainedDFlash)
+    method.export(TrainedDFlash(replace(model.shape, **changes)), tmp_path)
+    with pytest.raises(ConfigurationError, match=expected):
+        method.check_init(tmp_path, target)
+
+
+def test_the_mask_of_a_dflash_drafter_is_a_token_that_texts_do_not_have(target: TargetModel) -> None:
+    recipe = DFlashRecipe()
+    assert mask_token(target, recipe) == 0  # the padding, because the tokenizer has a text for all 2048
+    assert mask_token(replace(target, vocab_size=2060), recipe) == 2048
+    assert mask_token(target, DFlashRecipe(mask_token_id=1)) == 1
+    with pytest.raises(ConfigurationError, match="'mask_token_id' is 2048, but the target has 2048 tokens"):
+        mask_token(target, DFlashRecipe(mask_token_id=2048))
+
+
+@pytest.mark.parametrize("reserved", [True, False])
+def test_where_a_tokenizer_has_no_padding_a_token_in_reserve_is_the_mask(
+    reserved: bool, target: TargetModel, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(target.folder)
+    tokenizer.pad_token = None
+    if reserved:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_special_token_0|>"]})
+    tokenizer.save_pretrained(tmp_path)
+    other = replace(target, folder=tmp_path, vocab_size=len(tokenizer))
+    if reserved:
+        assert mask_token(other, DFlashRecipe()) == 2048
+    else:
+        with pytest.raises(ConfigurationError, match="the recipe's key 'mask_token_id' has to name a token"):
+            mask_token(other, DFlashRecipe())
+
+
+def test_a_new_dflash_drafter_has_what_the_recipe_says(target: TargetModel) -> None:
+    recipe = DFlashRecipe(layers=2, block_size=9, mask_token_id=7, mlp_size=48)
+    model = TRAINABLE["dflash"].begin(target, recipe, None, CPU).model
+    assert isinstance(model, TrainedDFlash)
+    shape = model.shape
+    assert (shape.layers, shape.block, shape.mask, shape.mlp_size) == (2, 9, 7, 48)
 
 
 def test_a_new_moa_drafter_has_the_shape_that_was_planned(target: TargetModel) -> None:

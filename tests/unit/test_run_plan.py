@@ -1,32 +1,20 @@
 """The plan against the sizes that the specification gives for Llama 2 7B and Llama 3 8B, and what does not fit."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.runs import settings
+from tests.unit.test_described_target import target
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import TARGET
-from vllm_specext.registry import CAPTURE
 from vllm_specext.training.pipeline import plan as plans
-from vllm_specext.training.pipeline import target as targets
-from vllm_specext.training.pipeline.layer_sizes import layer_sizes
 from vllm_specext.training.pipeline.plan import make_plan, refuse_small_disk
 from vllm_specext.training.pipeline.shown import plan_table, rows
-from vllm_specext.training.pipeline.target import TargetModel, read_target, refuse_target, tokenizer_hash
-
-LLAMA_2_7B = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "vocab_size": 32000, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "intermediate_size": 11008, "max_position_embeddings": 4096,
-}  # fmt: skip
-
-
-def target(folder: Path, **changes: Any) -> TargetModel:
-    (folder / "config.json").write_text(json.dumps(LLAMA_2_7B | changes))
-    return read_target(str(folder))
+from vllm_specext.training.pipeline.target import (
+    read_target,
+)
 
 
 def test_figures_are_those_of_the_specification(tmp_path: Path) -> None:
@@ -147,95 +135,17 @@ def test_every_figure_of_the_table_has_a_reason(tmp_path: Path) -> None:
     assert plan_table(found, 2).row_count == len(shown)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"layer_types": ["linear_attention", "full_attention"]}, "hybrid or attention-free"),
-        ({"kv_lora_rank": 512, "index_topk": 64}, "sparse latent attention"),
-        ({"is_encoder_decoder": True}, "encoder-decoder target"),
-    ],
-)
-def test_a_target_that_cannot_be_served_or_trained_for_is_refused_by_the_table(
-    changes: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
-    refuse_target("griffin", target(tmp_path), 1, captures=True)
-    with pytest.raises(ConfigurationError, match=f"--target is .*{expected}.*, because "):
-        refuse_target("griffin", target(tmp_path, **changes), 1, captures=True)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"layer_types": ["linear_attention", "full_attention"], "architectures": ["Qwen3_5ForCausalLM"]},
-        {"architectures": ["Qwen3NextForCausalLM"]},
-        {"kv_lora_rank": 512},
-        {"sliding_window": 128},
-        {"vision_config": {}, "rope_parameters": {"mrope_section": [1, 2, 3], "rope_theta": 1e4}},
-    ],
-    ids=["hybrid", "Qwen3-Next", "latent", "window", "sees"],
-)
-@pytest.mark.parametrize("method", ["griffin", "eagle3-tree"])
-def test_targets_that_are_served_are_trained_for(method: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    refuse_target(method, target(tmp_path, **changes), 1, captures=True)
-
-
-def test_what_is_not_captured_is_no_obstacle_where_nothing_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sees = target(tmp_path, vision_config={})
-    monkeypatch.setattr(targets, "CAPTURE", replace(CAPTURE, declares=replace(CAPTURE.declares, bears=frozenset())))
-    refuse_target("moa", sees, 1, captures=False)
-    with pytest.raises(ConfigurationError, match="hidden states are not captured of a multimodal target"):
-        refuse_target("griffin", sees, 1, captures=True)
-
-
-EXPERTS = {"num_experts_per_tok": 8, "moe_intermediate_size": 2048}
-
-
-@pytest.mark.parametrize(
-    ("changes", "width"),
-    [
-        ({}, 11008),
-        # DeepSeek V3's dense layers are as wide as what a token passes in the others.
-        (EXPERTS | {"n_shared_experts": 1, "intermediate_size": 18432}, 18432),
-        (EXPERTS | {"n_shared_experts": 1, "intermediate_size": 64}, 18432),
-        (EXPERTS | {"shared_expert_intermediate_size": 512, "intermediate_size": None}, 16896),  # as Qwen3.5
-        ({"num_experts_per_tok": 4, "intermediate_size": 2880}, 11520),  # as gpt-oss
-    ],
-)
-def test_a_drafter_is_as_wide_as_what_a_token_passes(changes: dict[str, Any], width: int, tmp_path: Path) -> None:
-    assert target(tmp_path, **changes).intermediate_size == width
-
-
-@pytest.mark.parametrize("changes", [{"num_experts_per_tok": "many"}, {"intermediate_size": None}])
-def test_a_width_that_is_no_number_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=f"{next(iter(changes))} is "):
-        target(tmp_path, **changes)
-
-
-def test_a_drafters_heads_are_the_targets_unless_those_keep_no_keys(tmp_path: Path) -> None:
-    own = {"num_key_value_heads": 4, "head_dim": 96}
-    assert layer_sizes(target(tmp_path, **own), None) == (32, 4, 96, 11008)
-    latent = target(tmp_path, kv_lora_rank=512, num_key_value_heads=128, hidden_size=7168)
-    assert layer_sizes(latent, 64) == (56, 8, 128, 64)
-    assert layer_sizes(target(tmp_path, kv_lora_rank=512, hidden_size=1152), 64) == (9, 3, 128, 64)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"hidden_size": 0}, "hidden_size is 0; expected a positive integer"),
-        ({"vocab_size": None}, "vocab_size is None; expected a positive integer"),
-        ({"num_key_value_heads": "8"}, "kv_heads is '8'; expected a whole number"),
-        ({"vocab_size": 2**30}, "vocab_size is 1073741824; expected a whole number from 1 to"),
-        ({"speculators_config": {}}, "which is itself a drafter"),
-    ],
-)
-def test_a_damaged_configuration_is_one_sentence(changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=expected):
-        target(tmp_path, **changes)
-
-
-def test_a_chat_template_that_changes_changes_the_hash_of_what_prompts_are_made_of(tmp_path: Path) -> None:
-    first = tokenizer_hash(target(tmp_path))
-    assert first == tokenizer_hash(target(tmp_path, rope_theta=5000))
-    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    assert first != tokenizer_hash(target(tmp_path))
+def test_dflash_keeps_five_layers_and_plans_for_its_rows(tmp_path: Path) -> None:
+    recipe = {"layers": 3, "block_size": 8, "mask_token_id": 5}
+    found = make_plan(
+        settings(samples=1000, max_length=2048, method="dflash", recipe=recipe), target(tmp_path), None, tmp_path
+    )
+    assert found.feature_bytes_per_token == 6 * 8192
+    d, mlp, fc = 4096, 11008, 5 * 4096**2
+    layer = 4 * d**2 + 3 * d * mlp + 2 * d + 2 * 128
+    assert found.trained_parameters == fc + 3 * layer + 2 * d
+    # Half as many rows as tokens: 512 blocks of 8 in a pack of 8192. Half of the tokens are learnt.
+    of_row = 6 * (3 * layer + 2 * d) + 6 * 32000 * d
+    assert found.operations_per_token == ((0.5 * of_row + 6 * (fc + 3 * 2 * d**2)) / 0.5,)
+    longer = make_plan(settings(method="dflash", recipe=recipe | {"anchors": 1024}), target(tmp_path), None, tmp_path)
+    assert longer.memory.activations > 1.5 * found.memory.activations

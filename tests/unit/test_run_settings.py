@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from tests.unit.runs import settings
 from vllm_specext.cli.train import Trained
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.dflash.train import DFlashTraining
 from vllm_specext.training.eagle3.train import Eagle3Training
 from vllm_specext.training.griffin.train import GriffinTraining
 from vllm_specext.training.moa.train import MoATraining
@@ -45,6 +46,7 @@ OWN: dict[str, dict[str, Any]] = {
         "mask_shift": "paper", "mask_position": "code", "masked_score": "zero", "noise": 7,
     },
     "eagle3": {"clip_value": 2, "later_passes": 0.5, "align": 4},
+    "dflash": {"clip_value": 2, "anchors": 9, "decay": 3},
     "moa": {
         "final_learning_rate": 0.25, "clip_norm": 2, "drafted": (2, 3), "staircase": 0.25, "count_boundaries": False,
     },
@@ -55,14 +57,22 @@ FOR_OTHERS = {"epochs", "tokens_per_step", "packs", "mlp_size"}
 """Keys that the packs and the drafter's shape follow from."""
 
 
-@pytest.mark.parametrize(("method", "kind"), [("griffin", GriffinTraining), ("eagle3", Eagle3Training)])
-def test_every_key_of_a_recipe_reaches_the_trainer(method: str, kind: type[Any]) -> None:
+@pytest.mark.parametrize(
+    ("method", "kind", "of_shape"),
+    [
+        ("griffin", GriffinTraining, set()),
+        ("eagle3", Eagle3Training, set()),
+        ("dflash", DFlashTraining, {"layers", "block_size", "mask_token_id"}),
+    ],
+)
+def test_every_key_of_a_recipe_reaches_the_trainer(method: str, kind: type[Any], of_shape: set[str]) -> None:
     changed = KEYS[method](**SHARED, **OWN[method])
     trained, default = as_trained(changed, (40,), kind), kind()
     same = [name for name in vars(default) if getattr(trained, name) == getattr(default, name)]
     assert same == ["bfloat16"]  # which the trainer has off, and a recipe on
-    assert as_trained(KEYS[method](), (1, 1, 1), kind).bfloat16
-    assert KEYS[method].model_fields.keys() == SHARED.keys() | OWN[method].keys() | FOR_OTHERS
+    default_keys = KEYS[method]()
+    assert as_trained(default_keys, (1,) * default_keys.stages, kind).bfloat16
+    assert KEYS[method].model_fields.keys() == SHARED.keys() | OWN[method].keys() | FOR_OTHERS | of_shape
 
 
 def test_every_key_of_moas_recipe_reaches_its_trainer() -> None:
@@ -153,7 +163,10 @@ def test_a_recipe_that_cannot_be_read_is_one_sentence(
         ({"temperature": -1.0}, "the setting 'temperature' is -1.0,"),
         ({"data": []}, "the setting 'data' is [],"),
         ({"depth": 3}, "the setting 'depth' is unknown; allowed are method, target,"),
-        ({"method": "swift"}, "the setting 'method' is 'swift', but input should be 'griffin', 'eagle3' or 'moa'."),
+        (
+            {"method": "swift"},
+            "the setting 'method' is 'swift', but input should be 'griffin', 'eagle3', 'dflash' or 'moa'.",
+        ),
         ({"method": "eagle3", "recipe": {"noise": 1}}, "the recipe's key 'noise' is unknown; allowed are epochs,"),
         ({"recipe": 3}, "the recipe's key"),
     ],

@@ -156,7 +156,8 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, str], list[str]]] = {
     "dimensions": ({"features": torch.zeros(9)}, {}, ["features", "[9]", "2 dimensions"]),
     "empty": ({"row_starts": torch.zeros(0, dtype=torch.int64)}, {}, ["row_starts", "[0]"]),
     "mask": ({"loss_mask": torch.zeros(8, dtype=torch.uint8)}, {}, ["loss_mask", "[8]", "[9, 4]"]),
-    "aux": ({"aux": torch.zeros(9, 2 * WIDTH)}, {}, ["aux", "[9, 8]", "[9, 4]"]),
+    "aux": ({"aux": torch.zeros(9, 2 * WIDTH + 1)}, {}, ["aux", "[9, 9]", "[9, 4]"]),
+    "short aux": ({"aux": torch.zeros(8, WIDTH)}, {}, ["aux", "[8, 4]", "[9, 4]"]),
     "many rows": ({"row_starts": torch.arange(12)}, {}, ["row_starts", "[12]"]),
     "falling": ({"row_starts": torch.tensor([0, 4, 3, 9])}, {}, ["row_starts", "rise"]),
     "end": ({"row_starts": torch.tensor([0, 3, 4, 8])}, {}, ["row_starts", "9"]),
@@ -180,7 +181,7 @@ def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "00001.safetensors", [made(3, 0, aux=True)])
     with pytest.raises(ConfigurationError) as error:
         find_shards(tmp_path)
-    one_sentence(error, "00001.safetensors", "has_aux True", "False")
+    one_sentence(error, "00001.safetensors", "aux_width 12", "0")
     with pytest.raises(ConfigurationError) as error:
         find_shards(tmp_path / "nowhere")
     one_sentence(error, "no shards")

@@ -17,7 +17,7 @@ from vllm_specext.measure.bundled import MODELS, TARGET
 from vllm_specext.training.pipeline import plan as plans
 from vllm_specext.training.pipeline.folder import locked
 from vllm_specext.training.pipeline.settings import check_stream, default_processes
-from vllm_specext.training.recipes.named import read_recipe
+from vllm_specext.training.recipes.named import NAMED, read_recipe
 
 
 @pytest.fixture
@@ -101,6 +101,7 @@ def test_an_option_that_another_method_has_is_refused(option: str, expected: str
 
 def test_the_plan_of_each_method_says_what_is_kept_of_the_target(run: CliRunner) -> None:
     kept = {"griffin": "512 B per token: the target's last hidden", "eagle3": "2048 B per token: the inputs of three"}
+    kept["dflash"] = "3072 B per token: the outputs of five"
     kept["moa"] = "0 B none are kept: the target runs"
     for method, words in kept.items():
         done = run.invoke(app, command("--dry-run", method=method))
@@ -141,11 +142,8 @@ def test_training_has_the_gpus_that_the_target_leaves(run: CliRunner) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", ["griffin", "eagle3", "moa"])
-@pytest.mark.parametrize("recipe", ["ours", "released"])
+@pytest.mark.parametrize(("name", "recipe"), [(name, recipe) for name, recipes in NAMED.items() for recipe in recipes])
 def test_the_default_number_of_processes_shares_the_default_step(name: str, recipe: str, stream: bool) -> None:
-    if (name, recipe) == ("eagle3", "released"):
-        pytest.skip("no such recipe")
     how = read_recipe(name, recipe, [])
     for devices in range(9):
         count = default_processes(devices, {"stream": stream, "tensor_parallel": 1}, how.packs)

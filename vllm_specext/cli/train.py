@@ -28,6 +28,7 @@ class Trained(StrEnum):
 
     GRIFFIN = "griffin"
     EAGLE3 = "eagle3"
+    DFLASH = "dflash"
     MOA = "moa"
 
 

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from vllm_specext import served_drafter
-from vllm_specext.demo.dflash import BLOCK, MASK, drafter_for, save, target_layers
+from vllm_specext.demo.dflash import BLOCK, MASK, shape_for
 from vllm_specext.demo.draft_batches import Batch, DraftBatches
 from vllm_specext.demo.training_text import arguments, state_file, training_rows
 from vllm_specext.methods.block.model import DFlashDrafter, blocks
+from vllm_specext.training.dflash.checkpoint import write_checkpoint
 from vllm_specext.training.loop import fit
 from vllm_specext.training.optimization import linear, make_optimizers
 from vllm_specext.training.processes import is_first_process
@@ -80,12 +81,12 @@ def train(
     log_every: int = 50,
 ) -> None:
     """Train ``model`` in place on ``rows`` and write it to ``out``."""
-    layers = [layer + 1 for layer in target_layers(target.config.num_hidden_layers)]
-    batches = DraftBatches(target, layers, rows, BATCH, ANCHORS, BLOCK - 1)
+    shape = shape_for(target.config)
+    batches = DraftBatches(target, shape.reads, rows, BATCH, ANCHORS, BLOCK - 1)
     recipe = {"steps": steps, "learning_rate": RATE, "batch": BATCH, "blocks": ANCHORS, "decay": DECAY}
     log = fit(DFlashStep(model, target), batches, stages(steps, log_every), Run(state, recipe))
     if is_first_process():
-        save(model, target.config, out)
+        write_checkpoint(out, shape, model.state_dict(), torch.float16)
         write_record(out, {"recipe": recipe, "log": log})
 
 
@@ -97,7 +98,7 @@ def main() -> None:
     torch.manual_seed(0)
     target = LlamaForCausalLM.from_pretrained(args.target).float().eval().requires_grad_(False)
     rows = training_rows(target, args.work, args.texts, args.continuations)
-    drafter = drafter_for(target.config)
+    drafter = DFlashDrafter(shape_for(target.config).sizes())
     train(drafter, target, rows, args.out, state_file(args.work, "dflash", args.restart), args.steps)
     served_drafter.write(args.out, "dflash-tree", os.path.relpath(args.target, args.out))
 

@@ -23,9 +23,9 @@ class CaptureOptions(MethodOptions):
     feature_dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="type of kept states")
     aux_layers: list[int] | None = Field(
         None,
-        min_length=3,
-        max_length=3,
-        description="for EAGLE-3: after how many of the target's layers states are kept too, ascending",
+        min_length=1,
+        max_length=16,
+        description="for EAGLE-3 and DFlash: after how many of the target's layers states are kept too, ascending",
     )
 
     @property

@@ -22,8 +22,8 @@ def capturing_llm(
 ) -> "LLM":
     """vLLM with ``target``, which keeps the states of the rows of ``conversations``, in ``feature_dtype``.
 
-    ``max_length`` is the most tokens of a row. ``aux_layers`` are those whose states EAGLE-3 reads, ``arguments`` are
-    further ones of ``vllm.LLM``. Raises ``ConfigurationError`` for a target that cannot be captured.
+    ``max_length`` is the most tokens of a row. ``aux_layers`` are those whose states the drafter reads,
+    ``arguments`` are further ones of ``vllm.LLM``. Raises ``ConfigurationError`` for a target that cannot be captured.
     """
     from vllm import LLM
 

@@ -1,9 +1,11 @@
 """Batches of drafters that read the target's features: of packed rows, what each input is and what it shall give."""
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from vllm_specext.training.packed_attention import Layout
 from vllm_specext.training.packs import Packed, PackedBatches
 from vllm_specext.training.run import Run
 from vllm_specext.training.step import Progress, Share
+
+B = TypeVar("B")
 
 NOISE = 0.2 * 512
 """Width of the uniform noise on a training row's features, divided by the row's length (EAGLE's augmentation)."""
@@ -40,7 +44,7 @@ class Batch:
     counted: Tensor
     """``[B, L]`` bool: outputs that are in the loss."""
     aux: Tensor | None = None
-    """``[B, L, 3 · d]``: further hidden states of tokens ``s``."""
+    """``[B, L, n · d]``: further hidden states of tokens ``s``."""
 
 
 def make_batch(packed: Packed, mask_position: MaskPosition = "token") -> Batch:
@@ -73,31 +77,21 @@ def noise(packed: Packed, amplitude: float, seed: int) -> Tensor:
     return (torch.stack(uniform).to(packed.features.device) - 0.5) * scale
 
 
-class FeatureBatches:
-    """Batches from packs, with noise on the features that are read, if any.
+class MadeBatches(Generic[B]):
+    """Batches that ``make`` makes of packs.
 
     A thread makes the next ``ahead`` batches while those before are in use, such as all of an optimizer step. That is
     for devices that would wait for the host: a thread computes with as many threads of its own as torch likes, which
     may change the last bits.
     """
 
-    def __init__(
-        self,
-        packs: PackedBatches,
-        mask_position: MaskPosition = "token",
-        amplitude: float = 0.0,
-        seed: int = 0,
-        *,
-        ahead: int = 0,
-    ) -> None:
-        self.packs = packs
-        self.mask_position, self.amplitude, self.seed = mask_position, amplitude, seed
-        self.ahead = ahead
+    def __init__(self, packs: PackedBatches, make: Callable[[Packed], B], *, ahead: int = 0) -> None:
+        self.packs, self.make, self.ahead = packs, make, ahead
         self.thread = ThreadPoolExecutor(1) if ahead else None
-        self.made: deque[tuple[tuple[int, ...], Future[Batch]]] = deque()
+        self.made: deque[tuple[tuple[int, ...], Future[B]]] = deque()
         """The packs that the thread works on, or has made, in order."""
 
-    def next(self, progress: Progress, share: Share) -> Batch:
+    def next(self, progress: Progress, share: Share) -> B:
         numbers = self.packs.take(share)
         if self.thread is None:
             return self._make(numbers)
@@ -108,19 +102,37 @@ class FeatureBatches:
             self.made.append((following, self.thread.submit(self._make, following)))
         return self.made.popleft()[1].result()
 
-    def _make(self, numbers: tuple[int, ...]) -> Batch:
-        packed = self.packs.make(numbers)
-        batch = make_batch(packed, self.mask_position)
-        if self.amplitude:
-            # Padding is a row of its own, which nothing sees.
-            batch = replace(batch, features=batch.features + noise(packed, self.amplitude, self.seed))
-        return batch
+    def _make(self, numbers: tuple[int, ...]) -> B:
+        return self.make(self.packs.make(numbers))
 
     def state_dict(self) -> dict[str, Any]:
         return self.packs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.packs.load_state_dict(state)
+
+
+class FeatureBatches(MadeBatches[Batch]):
+    """With noise on the features that are read, if any."""
+
+    def __init__(
+        self,
+        packs: PackedBatches,
+        mask_position: MaskPosition = "token",
+        amplitude: float = 0.0,
+        seed: int = 0,
+        *,
+        ahead: int = 0,
+    ) -> None:
+        super().__init__(packs, partial(_noisy, mask_position, amplitude, seed), ahead=ahead)
+
+
+def _noisy(mask_position: MaskPosition, amplitude: float, seed: int, packed: Packed) -> Batch:
+    batch = make_batch(packed, mask_position)
+    if amplitude:
+        # Padding is a row of its own, which nothing sees.
+        batch = replace(batch, features=batch.features + noise(packed, amplitude, seed))
+    return batch
 
 
 def made_ahead(device: torch.device | str, run: Run | None) -> int:

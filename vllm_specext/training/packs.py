@@ -35,9 +35,11 @@ class Packed:
     features: Tensor
     """``[B, T, d]`` float32."""
     aux: Tensor | None
-    """``[B, T, 3 · d]`` float32."""
+    """``[B, T, n · d]`` float32."""
     lengths: Tensor
     """``[B, T]``: of the row that each token is in; 1 where there is none."""
+    learnt: Tensor
+    """``loss_mask`` on the host, for who would have to wait for a GPU."""
 
 
 def pack_order(lengths: Sequence[int], order: Sequence[int], tokens: int) -> list[list[int]]:
@@ -118,14 +120,16 @@ def pack(
     of_rows = [torch.cat([torch.full((n,), n) for n in rows]) for rows in lengths]
     joined = [FeatureRow(*map(_join, zip(*rows, strict=True))) for rows in packs]
     aux = [row.aux for row in joined if row.aux is not None]
+    learnt = _stack([row.loss_mask.bool() for row in joined], tokens)
     return Packed(
         numbers,
         Layout.of(filled, device),
         _stack([row.token_ids.long() for row in joined], tokens).to(device),
-        _stack([row.loss_mask.bool() for row in joined], tokens).to(device),
+        learnt.to(device),
         _stack([row.features for row in joined], tokens).to(device).float(),
         _stack(aux, tokens).to(device).float() if aux else None,
         _stack(of_rows, tokens).clamp(min=1).to(device),
+        learnt,
     )
 
 

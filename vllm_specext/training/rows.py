@@ -17,7 +17,7 @@ class FeatureRow(NamedTuple):
     """``[T, d]``, in any floating-point type: the target's last hidden state of each position, after the final norm.
     The last are zeros where the target has sampled this token and never read it."""
     aux: Tensor | None = None
-    """``[T, 3 · d]``: hidden states of three of the target's layers side by side, for EAGLE-3."""
+    """``[T, n · d]``: hidden states of ``n`` of the target's layers side by side, for EAGLE-3 and DFlash."""
 
 
 class RowSource(Protocol):

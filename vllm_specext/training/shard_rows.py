@@ -24,7 +24,7 @@ def find_shards(folder: Path, target: str | None = None) -> list[Shard]:
     if not found:
         raise ConfigurationError(f"{folder} has no shards of features (*{SUFFIX}); expected 1 or more.")
     for shard in found:
-        for name in ("target", "width", "has_aux"):
+        for name in ("target", "width", "aux_width"):
             own, first = getattr(shard, name), getattr(found[0], name)
             if own != first:
                 raise ConfigurationError(

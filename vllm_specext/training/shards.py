@@ -2,7 +2,7 @@
 
 A shard is a safetensors file, because that is memory-mapped, knows bfloat16 and holds no code. Its rows lie one after
 the other: ``token_ids`` int32 ``[T]``, ``loss_mask`` uint8 ``[T]``, ``features`` ``[T, d]`` and, where there are any,
-``aux`` ``[T, 3 · d]``; ``row_starts`` int64 ``[R + 1]`` says where each begins and where the last ends. The header
+``aux`` ``[T, n · d]``; ``row_starts`` int64 ``[R + 1]`` says where each begins and where the last ends. The header
 says which target the features are of, which text they were made from, and what the rows are called. A file is complete
 or absent.
 """
@@ -29,9 +29,6 @@ SUFFIX = ".safetensors"
 FLOATING = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """Types of features, by the names that safetensors has for them."""
 
-AUX_STATES = 3
-"""Layers of the target whose hidden states lie side by side in ``aux``."""
-
 DIMENSIONS = {"token_ids": 1, "loss_mask": 1, "row_starts": 1, "features": 2, "aux": 2}
 DTYPES = {"token_ids": "I32", "loss_mask": "U8", "row_starts": "I64"}
 
@@ -53,7 +50,8 @@ class Shard:
     row_starts: tuple[int, ...]
     width: int
     """``d``"""
-    has_aux: bool
+    aux_width: int
+    """``n · d``; 0 without ``aux``."""
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -77,7 +75,7 @@ class PackedRows:
     features: Tensor
     """``[T, d]``"""
     aux: Tensor | None = None
-    """``[T, 3 · d]``"""
+    """``[T, n · d]``"""
 
 
 def pack(rows: Sequence[FeatureRow]) -> PackedRows:
@@ -137,14 +135,14 @@ def read_shard(path: Path, target: str | None = None) -> Shard:
         _keys(path, metadata.get("keys", ""), len(starts) - 1),
         tuple(starts.tolist()),
         shapes["features"][1],
-        "aux" in shapes,
+        shapes.get("aux", (0, 0))[1],
     )
 
 
 def read_row(shard: Shard, file: Any, row: int) -> FeatureRow:
     """One row of ``shard`` from its open ``file``; ``ConfigurationError`` where a feature is not a finite number."""
     part = slice(shard.row_starts[row], shard.row_starts[row + 1])
-    names = ["token_ids", "loss_mask", "features", *(["aux"] if shard.has_aux else [])]
+    names = ["token_ids", "loss_mask", "features", *(["aux"] if shard.aux_width else [])]
     with readable(shard.path):
         found = FeatureRow(*(file.get_slice(name)[part] for name in names))
     check_finite(f"row {row} of {shard.path}", found)
@@ -210,7 +208,7 @@ def _checked_shapes(path: Path, file: Any) -> dict[str, tuple[int, ...]]:
         "token_ids": shapes["token_ids"] == (tokens,),
         "loss_mask": shapes["loss_mask"] == (tokens,),
         "row_starts": 2 <= shapes["row_starts"][0] <= tokens + 1,
-        "aux": shapes.get("aux", (tokens, AUX_STATES * width)) == (tokens, AUX_STATES * width),
+        "aux": shapes.get("aux", (tokens,))[0] == tokens and shapes.get("aux", (0, 0))[1] % width == 0,
     }
     for name, fits in fitting.items():
         if not fits:

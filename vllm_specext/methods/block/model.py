@@ -9,12 +9,18 @@ rows. Embedding and head are the target's. Module names are those of the release
 Shapes: ``B`` sequences, ``S`` tokens of text, ``Q`` rows of blocks, ``d`` hidden size, ``h`` the target's.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from vllm_specext.methods.layers import Attention, GatedMLP, RMSNorm, Rotary, extend
+from vllm_specext.methods.layers import KV, Attention, GatedMLP, RMSNorm, Rotary, extend
+
+Attend = Callable[[Attention, Tensor, KV, KV], Tensor]
+"""A layer's attention output ``[B, Q, d]`` of queries ``[B, H, Q, D]`` over keys and values of the text and of the
+rows."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,11 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(d, eps)
         self.mlp = GatedMLP(d, sizes.mlp_size)
 
-    def forward(self, rows: Tensor, places: Tensor, text: Tensor, text_places: Tensor, mask: Tensor) -> Tensor:
-        """Rows ``[B, Q, d]``, given the features of the ``text`` ``[B, S, d]``; ``mask`` as in `DFlashDrafter`."""
+    def forward(self, rows: Tensor, places: Tensor, text: KV, attend: Attend) -> Tensor:
+        """Rows ``[B, Q, d]`` at ``places`` ``[B or 1, Q]``, given keys and values of the ``text``."""
         normed = self.input_layernorm(rows)
-        past = self.self_attn.keys_values(text, text_places)
-        seen = extend(past, self.self_attn.keys_values(normed, places))
-        rows = rows + self.self_attn.attend(self.self_attn.queries(normed, places), seen, mask)
+        own = self.self_attn.keys_values(normed, places)
+        rows = rows + attend(self.self_attn, self.self_attn.queries(normed, places), text, own)
         finished: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
         return finished
 
@@ -67,11 +72,19 @@ class DFlashDrafter(nn.Module):
         hidden ``states`` ``[B, S, states h]`` of the text from its beginning; ``mask`` bool ``[B or 1, 1, Q, S + Q]``,
         true where a row may see a token of the text, or another row.
         """
+        text = self.keys_values(states, torch.arange(states.shape[1], device=states.device)[None])
+        return self.draft(embeddings, places, text, lambda layer, rows, *kvs: layer.attend(rows, extend(*kvs), mask))
+
+    def keys_values(self, states: Tensor, places: Tensor) -> list[KV]:
+        """Of every layer, of a text whose tokens are at ``places`` ``[B or 1, S]``, from the target's ``states``."""
         text = self.hidden_norm(self.fc(states))
-        text_places = torch.arange(states.shape[1], device=states.device)[None]
+        return [cast(Layer, layer).self_attn.keys_values(text, places) for layer in self.layers]
+
+    def draft(self, embeddings: Tensor, places: Tensor, text: Sequence[KV], attend: Attend) -> Tensor:
+        """The head's inputs ``[B, Q, d]``, as ``forward``'s, with every layer's keys and values of the ``text``."""
         rows = embeddings
-        for layer in self.layers:
-            rows = layer(rows, places, text, text_places, mask)
+        for layer, past in zip(self.layers, text, strict=True):
+            rows = layer(rows, places, past, attend)
         normed: Tensor = self.norm(rows)
         return normed
 

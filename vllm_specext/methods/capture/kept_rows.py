@@ -28,7 +28,7 @@ class StepRows:
     features: Tensor
     """``[T, d]``"""
     aux: Tensor | None
-    """``[T, 3 · d]``"""
+    """``[T, n · d]``"""
 
     def tensors(self) -> list[Tensor]:
         return [each for each in vars(self).values() if each is not None]

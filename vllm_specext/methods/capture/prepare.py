@@ -36,8 +36,8 @@ def _check_layers(options: CaptureOptions, launch: Launch) -> None:
         return
     if layers != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] <= last:
         raise ConfigurationError(
-            f"speculative-config key 'aux_layers' is {layers}, but three numbers from 1 to {last} are allowed, each "
-            "larger than the one before."
+            f"speculative-config key 'aux_layers' is {layers}, but numbers from 1 to {last} are allowed, each larger "
+            "than the one before."
         )
     check_target(options.method, launch)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.eagle3 import train as eagle3
 from vllm_specext.training.eagle3.checkpoint import read_shape, read_tensors, write_checkpoint
 from vllm_specext.training.eagle3.model import Eagle3Drafter, new_eagle3_drafter
@@ -20,6 +19,7 @@ from vllm_specext.training.pipeline.method import Drafter, Sizes
 from vllm_specext.training.pipeline.over_features import (
     as_trained,
     batch_bytes,
+    check_same,
     end_bytes,
     operations_by_stage,
     packs_of,
@@ -84,12 +84,7 @@ class Eagle3Method:
             "vocab_size": target.vocab_size,
             "layers": layers_to_read(target.layers),
         }
-        for name, value in wanted.items():
-            if (own := getattr(shape, name)) != value:
-                raise ConfigurationError(
-                    f"--init is {str(folder)!r}, a drafter with {name} {own}, but for this target it is {value}; they "
-                    "must be equal."
-                )
+        check_same(folder, shape, wanted)
 
     def begin(self, target: TargetModel, recipe: Eagle3Recipe, init: Path | None, device: torch.device) -> Drafter:
         ends = TargetEnds(target)

@@ -1,14 +1,20 @@
 """What trainings share whose drafters read features of the target that were kept."""
 
+from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, TypeVar
 
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.packs import pack_order
 from vllm_specext.training.pipeline.method import warmup_steps
 from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.recipes.staged import StagedKeys
 from vllm_specext.training.rows import RowSource
 from vllm_specext.training.staged import StagedTraining
+
+LEARNT = 0.5
+"""The share of tokens that is assumed to be answers, where nothing says it."""
 
 R = TypeVar("R", bound=StagedTraining)
 
@@ -29,6 +35,16 @@ def packs_of(rows: RowSource, recipe: StagedKeys) -> int:
 def end_bytes(target: TargetModel, recipe: StagedKeys) -> int:
     """Of the target's embedding and head, in float32, and of the head in the type of the step's arithmetic."""
     return target.vocab_size * target.hidden_size * (4 + 4 + (2 if recipe.bfloat16 else 0))
+
+
+def check_same(folder: Path, own: object, wanted: Mapping[str, Any]) -> None:
+    """Refuse the drafter of ``--init`` in ``folder`` whose shape is ``own``, unless it has the ``wanted`` values."""
+    for name, value in wanted.items():
+        if (found := getattr(own, name)) != value:
+            raise ConfigurationError(
+                f"--init is {str(folder)!r}, a drafter with {name} {found}, but for this target it is {value}; they "
+                "must be equal."
+            )
 
 
 def batch_bytes(target: TargetModel, more: int = 0) -> int:

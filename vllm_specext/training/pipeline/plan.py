@@ -14,6 +14,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.data.split import MOST as MOST_HELD_OUT
 from vllm_specext.training.pipeline.method import Sizes
 from vllm_specext.training.pipeline.methods import TRAINABLE
+from vllm_specext.training.pipeline.over_features import LEARNT
 from vllm_specext.training.pipeline.settings import RunSettings
 from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.recipes.staged import StagedKeys
@@ -26,8 +27,6 @@ SHARE_OF_PEAK = 0.35
 """The share of a GPU's arithmetic that hours are told for. A wish: no GPU has run this yet."""
 PEAKS = {"A100": 312e12, "H100": 989e12}
 """Dense bfloat16 operations per second, as the vendor states."""
-LEARNT = 0.5
-"""The assumed share of tokens that are answers, where only one of the two numbers is given."""
 CHUNK = 1024
 """Positions whose logits live at the same time (``head_loss.py``)."""
 GB = 1e9

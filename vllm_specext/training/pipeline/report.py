@@ -50,21 +50,24 @@ def report(check: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
 
 
 def loss_figure(log: Log) -> Figure:
-    """Each of the losses that the method has, a line for each pass; stages are told apart by grey lines."""
+    """Each of the losses that the method has, a line for each pass, or, where all tokens are drafted in one, for each
+    token; stages are told apart by grey lines."""
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     places = _places(log)
     known = {"token": "token loss, nats", "feature": "feature loss", "counted": "positions that count"}
     names = {name: label for name, label in known.items() if any(name in entry for entry in log)}
-    for axes, (name, label) in zip(figure.subplots(1, len(names)), names.items(), strict=True):
+    line = "token" if list(names) == ["token"] else "pass"
+    for axes, (name, label) in zip(figure.subplots(1, len(names), squeeze=False)[0], names.items(), strict=True):
         losses = [_of_passes(entry, name) for entry in log]
         for number in range(max(map(len, losses))):
             points = [(x, own[number]) for x, own in zip(places, losses, strict=True) if len(own) > number]
-            axes.plot(*zip(*points, strict=True), label=f"pass {number + 1}", marker=".")
+            axes.plot(*zip(*points, strict=True), label=f"{line} {number + 1}", marker=".")
         _mark_stages(axes, log, places)
         axes.set_title(label, fontsize="medium")
         axes.set_xlabel("step")
         axes.set_ylim(bottom=0)
-    figure.axes[-1].yaxis.set_major_formatter(PercentFormatter(1))
+        if name == "counted":
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
     figure.axes[0].legend(fontsize="small")
     return figure
 

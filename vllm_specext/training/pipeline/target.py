@@ -3,12 +3,14 @@
 import hashlib
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import MAX_DIMENSION, positive, read_config
@@ -46,7 +48,7 @@ class TargetModel:
     kv_heads: int
     head_dim: int
     intermediate_size: int
-    """The width of the MLP that a token passes: of a layer with experts, of all together that it is sent to."""
+    """The width of the MLP that a token passes: of a layer with experts, of those together that it is sent to."""
     max_length: int
     parameters: int | None
     """Numbers in its files, ``None`` where only the configuration was fetched."""
@@ -64,9 +66,7 @@ def read_target(model: str, *, weights: bool = False) -> TargetModel:
             f"{ROLE} is {model!r}, which is itself a drafter (its config.json has speculators_config); expected the "
             "model that it shall draft for."
         )
-    inner = whole.get("text_config")
-    # The classes' names are the whole model's.
-    config = {**whole, **inner, "architectures": whole.get("architectures")} if isinstance(inner, dict) else whole
+    config = _described_in(folder, whole)
     hidden, heads = (positive(folder, config, key, int) for key in ("hidden_size", "num_attention_heads"))
     sizes = {
         "hidden_size": hidden,
@@ -93,20 +93,33 @@ def read_target(model: str, *, weights: bool = False) -> TargetModel:
     )
 
 
+def _described_in(folder: Path, whole: dict[str, Any]) -> dict[str, Any]:
+    """The language model's part of a configuration, which is in a section of its own where the model is more than that.
+    Keys that the file leaves out are as transformers has them, where it knows the model."""
+    inner = whole.get("text_config")
+    parts = {**whole, **inner} if isinstance(inner, dict) else whole
+    known: dict[str, Any] = {}
+    with suppress(Exception):  # of a model that it does not know, or of keys that it cannot read
+        known = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config().to_dict()
+    # The classes' names are the whole model's.
+    return {**known, **parts, "architectures": whole.get("architectures")}
+
+
 def _mlp_size(folder: Path, config: dict[str, Any]) -> int:
-    experts, width = (config.get(key) or 0 for key in ("num_experts_per_tok", "moe_intermediate_size"))
-    if width and config.get("intermediate_size") is None:
-        dense = 0
-    else:
-        dense = positive(folder, config, "intermediate_size", int)
-    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * width
-    try:
-        return max(dense, int(experts) * int(width or dense) + int(shared))
-    except (TypeError, ValueError):
-        raise ConfigurationError(
-            f"{folder / 'config.json'}: num_experts_per_tok is {experts!r}, moe_intermediate_size {width!r}; expected "
-            "whole numbers."
-        ) from None
+    """The larger of the dense layers' and of the experts' together that a token is sent to, as far as both are whole
+    numbers under the usual keys."""
+
+    def number(*keys: str) -> int:
+        return next((value for key in keys if type(value := config.get(key)) is int and value > 0), 0)
+
+    expert = number("moe_intermediate_size") or (
+        number("intermediate_size") if number("num_experts", "num_local_experts") else 0
+    )
+    shared = number("shared_expert_intermediate_size") or number("n_shared_experts") * expert
+    experts = number("num_experts_per_tok", "top_k_experts") * expert + shared
+    if experts and config.get("intermediate_size") is None:
+        return experts
+    return max(experts, positive(folder, config, "intermediate_size", int))
 
 
 def target_files(folder: Path) -> list[Path]:

@@ -26,6 +26,11 @@ ONE_MORE_THAN_WEIGHTS = (
 )
 """Types of models whose norms multiply by one more than their weights."""
 
+EMBEDDINGS_TIMES_ROOT = (
+    *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
+)
+"""Types of models that multiply embeddings by the root of the hidden size."""
+
 
 @dataclass(frozen=True)
 class PlainNumbers:
@@ -63,6 +68,9 @@ class TargetEnds:
         self.head = self._embedding.weight.detach() if tied else _one(target, tensors, HEADS, "output layer").float()
 
         norms = [tensors[name] for name in _named(tensors, NORMS) if tensors[name].shape == (target.hidden_size,)]
+        scaled = target.config.get("model_type") in EMBEDDINGS_TIMES_ROOT
+        self.embedding_scale = target.hidden_size**0.5 if scaled else 1.0
+        """What the target multiplies embeddings by."""
         more = float(target.config.get("model_type") in ONE_MORE_THAN_WEIGHTS)
         self.norm = norms[0].float() + more if len(norms) == 1 else None
 

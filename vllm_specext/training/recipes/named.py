@@ -8,6 +8,7 @@ from typing import Any
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.speculative_config import short
 from vllm_specext.training.recipes import griffin, moa
+from vllm_specext.training.recipes.dflash import DFlashRecipe
 from vllm_specext.training.recipes.eagle3 import Eagle3Recipe
 from vllm_specext.training.recipes.griffin import GriffinRecipe
 from vllm_specext.training.recipes.moa import MoARecipe
@@ -17,11 +18,17 @@ from vllm_specext.training.recipes.values import checked, json_or_text
 LARGEST_FILE = 2**20
 """The most bytes of a recipe's file; real ones have a few hundred."""
 
-KEYS: dict[str, type[StagedKeys]] = {"griffin": GriffinRecipe, "eagle3": Eagle3Recipe, "moa": MoARecipe}
+KEYS: dict[str, type[StagedKeys]] = {
+    "griffin": GriffinRecipe,
+    "eagle3": Eagle3Recipe,
+    "dflash": DFlashRecipe,
+    "moa": MoARecipe,
+}
 """The keys of each method's recipes."""
 NAMED: dict[str, dict[str, dict[str, Any]]] = {
     "griffin": {"ours": {}, "released": griffin.RELEASED},
     "eagle3": {"ours": {}},
+    "dflash": {"ours": {}},
     "moa": {"ours": {}, "released": moa.RELEASED},
 }
 """Each method's recipes, as far as they differ from the defaults."""
