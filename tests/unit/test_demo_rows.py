@@ -18,6 +18,7 @@ from tests.unit.moa_acceptance import measure_moa_acceptance
 from tests.unit.tiny_llama import VOCABULARY, random_rows
 from vllm_specext import served_drafter
 from vllm_specext.demo import acceptance, make_rows, train_bundled
+from vllm_specext.demo.acceptance import BY_RECIPE
 from vllm_specext.demo.train_bundled import RECIPES
 from vllm_specext.demo.training_text import CHAIN, LENGTH, PROMPT
 from vllm_specext.measure.bundled import MODELS, TARGET, bundled_prompts
@@ -117,7 +118,7 @@ def chains_of(name: str, target: LlamaForCausalLM, rows: torch.Tensor) -> Accept
     return summarise(accepted_tokens(eagle3_chains(model, target, rows, CHAIN), rows), PROMPT, CHAIN)
 
 
-@pytest.mark.parametrize("name", TRAINABLE)
+@pytest.mark.parametrize("name", BY_RECIPE)
 def test_a_bundled_drafters_chains_are_counted(
     name: str, target: LlamaForCausalLM, own_text: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +134,7 @@ def test_a_bundled_drafters_chains_are_counted(
 
 
 def test_the_bundled_drafters_recipes_are_alike_where_they_are_compared() -> None:
-    recipes = {name: read_recipe(name, str(RECIPES / f"{name}.toml"), []) for name in TRAINABLE}
+    recipes = {name: read_recipe(name, str(RECIPES / f"{name}.toml"), []) for name in BY_RECIPE}
     griffin, eagle3 = recipes["griffin"], recipes["eagle3"]
     for key in ("steps", "learning_rates", "optimizer", "muon_factor", "mlp_size", "seed"):
         assert getattr(griffin, key) == getattr(eagle3, key)

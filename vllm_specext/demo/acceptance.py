@@ -25,6 +25,10 @@ from vllm_specext.training.pipeline.method import Drafter, TrainedMethod
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.target import read_target
 
+BY_RECIPE = ("griffin", "eagle3", "moa")
+"""The methods whose bundled drafters are made by recipes. The DFlash drafter is not: it reads fewer of the target's
+layers than a training gives it, and drafts fewer tokens (``train_dflash.py``)."""
+
 
 def measured(method: TrainedMethod, drafter: Path, work: Path) -> dict[str, Any]:
     """By text: rows, tokens per verification, rates at each depth, and verifications. ``work`` has the encoded
@@ -60,7 +64,7 @@ def too_few(figures: dict[str, Any], least: dict[str, float]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("method", choices=TRAINABLE)
+    parser.add_argument("method", choices=BY_RECIPE)
     parser.add_argument("--work", type=Path, required=True, help="folder of the encoded corpus")
     parser.add_argument("--drafter", type=Path, required=True)
     parser.add_argument("--least-code", type=float, default=1.0, help="tokens per verification")

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from vllm_specext import served_drafter
-from vllm_specext.demo.acceptance import measured
+from vllm_specext.demo.acceptance import BY_RECIPE, measured
 from vllm_specext.demo.make_rows import FILE
 from vllm_specext.demo.training_text import LENGTH
 from vllm_specext.measure.bundled import MODELS, TARGET
@@ -58,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the rows and of the trainings")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="of a training")
-    parser.add_argument("drafters", nargs="+", choices=TRAINABLE)
+    parser.add_argument("drafters", nargs="+", choices=BY_RECIPE)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     rows = make_rows(args.work)
