@@ -50,12 +50,15 @@ def test_the_last_norm_is_read_where_it_has_its_usual_name(tmp_path: Path) -> No
     assert ends(changed(tmp_path / "without", {NORM: None})).norm is None
 
 
-def test_a_norm_that_multiplies_by_one_more_is_read_so(tmp_path: Path) -> None:
-    plain, folder = ends(TARGET).norm, changed(tmp_path / "gemma", {})
+def test_norms_and_embeddings_are_as_the_target_takes_them(tmp_path: Path) -> None:
+    """Gemma's norms multiply by one more than their weights, and its embeddings by the root of the hidden size."""
+    plain, folder = ends(TARGET), changed(tmp_path / "gemma", {})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "gemma3_text"}))
-    assert plain is not None
-    assert torch.equal(cast(torch.Tensor, ends(folder).norm), plain + 1)
+    gemma = ends(folder)
+    assert plain.norm is not None
+    assert torch.equal(cast(torch.Tensor, gemma.norm), plain.norm + 1)
+    assert (plain.embedding_scale, gemma.embedding_scale) == (1, 16)
 
 
 @pytest.mark.parametrize("name", ["model.layers.61.embed_tokens.weight", "mtp.embed_tokens.weight"])

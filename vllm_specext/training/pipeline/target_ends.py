@@ -25,7 +25,6 @@ ONE_MORE_THAN_WEIGHTS = (
     *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
 )
 """Types of models whose norms multiply by one more than their weights."""
-
 EMBEDDINGS_TIMES_ROOT = (
     *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
 )
