@@ -14,6 +14,7 @@ from vllm_specext.measure.engine_process import EngineProcess
 from vllm_specext.measure.server import Server, speculation
 from vllm_specext.target_stages.held_out import choose
 from vllm_specext.training.data.folder import read_data
+from vllm_specext.training.pipeline.chains import CHAIN
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,7 @@ def test_the_export_has_all_that_it_is_to_have(training: Training) -> None:
 
 
 def test_a_server_of_the_folder_gives_the_tokens_of_plain_decoding(training: Training, tmp_path: Path) -> None:
-    held_out = choose(read_data(training.run_folder / "data", "valid"), 160).prompts
+    held_out = choose(read_data(training.run_folder / "data", "valid"), 160, CHAIN).prompts
     # It drafts whether that pays or not. All else is in the folder: the target, the method, the drafter.
     keys = {"adaptive_drafts": False}
     with Server(tmp_path / "server.log", keys, target=training.run_folder / "drafter") as server:

@@ -30,7 +30,7 @@ learning_rates = [8e-3]
 optimizer = "muon"
 warmup_steps = 2
 layers = 1
-block_size = 6
+block_size = 8
 anchors = 64
 decay = 3.0
 mlp_size = 256
@@ -92,4 +92,5 @@ def test_a_dflash_drafter_is_trained_exported_and_accepted(tmp_path: Path) -> No
     training = Training(tmp_path, TARGET, "--temperature=0", method="dflash", recipe=BLOCKS)
     check_trained(training, "DFlash", "dflash-tree", TARGET)
     config = training.read("drafter/config.json")
-    assert (config["block_size"], config["dflash_config"]["target_layer_ids"]) == (6, [1, 3, 5, 7, 9])
+    assert (config["block_size"], config["dflash_config"]["target_layer_ids"]) == (8, [1, 3, 5, 7, 9])
+    assert training.read("check.json")["chain"] == 7  # whole blocks

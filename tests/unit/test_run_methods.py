@@ -121,6 +121,14 @@ def test_a_training_begins_with_the_drafter_that_is_given(name: str, target: Tar
     assert all(p.dtype is torch.float32 for p in begun.model.parameters())
 
 
+def test_drafters_are_measured_by_chains_of_five_or_whole_blocks(target: TargetModel) -> None:
+    recipes = {name: settings(method=name, recipe={"mlp_size": 64}).recipe for name in TRAINABLE}
+    chains = {name: TRAINABLE[name].begin(target, recipes[name], None, CPU).chain for name in TRAINABLE}
+    assert chains == {"griffin": 5, "eagle3": 5, "dflash": 15, "moa": 5}
+    recipe = settings(method="dflash", recipe={"layers": 1, "block_size": 2}).recipe
+    assert TRAINABLE["dflash"].begin(target, recipe, None, CPU).chain == 1
+
+
 def test_an_eagle3_drafter_of_other_layers_is_refused_to_begin_with(target: TargetModel, tmp_path: Path) -> None:
     method = TRAINABLE["eagle3"]
     method.export(method.begin(target, settings(method="eagle3").recipe, None, CPU).model, tmp_path)
@@ -135,10 +143,9 @@ def test_an_eagle3_drafter_of_other_layers_is_refused_to_begin_with(target: Targ
     [
         ({"reads": (2, 6, 9)}, r"target_layer_ids are \[1, 5, 8\], but for this target they are \[1, 3, 5, 7, 9\]"),
         ({"vocab_size": 9}, "a drafter with vocab_size 9, but for this target it is 2048"),
-        ({"block": 5}, "block_size is 5; a drafter that is trained here drafts at least 5 tokens"),
     ],
 )
-def test_a_dflash_drafter_of_other_layers_or_few_tokens_is_refused_to_begin_with(
+def test_a_dflash_drafter_of_other_layers_or_tokens_is_refused_to_begin_with(
     changes: dict[str, Any], expected: str, target: TargetModel, tmp_path: Path
 ) -> None:
     method = TRAINABLE["dflash"]

@@ -82,11 +82,12 @@ def test_flags_of_the_template_are_told() -> None:
 
 def test_prompts_end_where_the_first_answer_begins_and_leave_room() -> None:
     rows = [make_row(range(100, 100 + size + 5), [False] * size + [True] * 5, "a") for size in (10, 20, 90)]
-    asked = choose(rows, 100)
+    asked = choose(rows, 100, 5)
     assert [len(prompt) for prompt in asked.prompts] == [10, 20]
     assert asked.tokens == 100 - 20 - 7
+    assert choose(rows, 100, 15).tokens == 100 - 20 - 17
     with pytest.raises(ConfigurationError, match="no held-out prompt leaves room"):
-        choose(rows[2:], 96)
+        choose(rows[2:], 96, 5)
 
 
 def test_answers_end_at_a_stop_and_loops_are_left_out() -> None:

@@ -99,6 +99,14 @@ def test_an_option_that_another_method_has_is_refused(option: str, expected: str
     assert expected in refused(run, *command(option, method="eagle3"))
 
 
+def test_what_only_a_new_drafter_could_be_is_refused_beside_one_to_begin_with(run: CliRunner) -> None:
+    keys = {"griffin": ("mlp_size", "64"), "dflash": ("block_size", "8"), "moa": ("lsa", "false")}
+    for method, (key, value) in keys.items():
+        given = f"--init={MODELS / method}", f"--set={key}={value}"
+        words = f"the recipe's key '{key}' is {value}, but a drafter given by --init stays as it is; leave out one of"
+        assert words in refused(run, *command(*given, method=method))
+
+
 def test_the_plan_of_each_method_says_what_is_kept_of_the_target(run: CliRunner) -> None:
     kept = {"griffin": "512 B per token: the target's last hidden", "eagle3": "2048 B per token: the inputs of three"}
     kept["dflash"] = "3072 B per token: the outputs of five"

@@ -22,7 +22,7 @@ from vllm_specext.target_stages.read_states import ROWS
 from vllm_specext.target_stages.verdict import Conditions, Simulated, judge
 from vllm_specext.training.data.folder import read_data, read_stats
 from vllm_specext.training.data.template import load_template
-from vllm_specext.training.pipeline.chains import CHAIN, Answered, accepted_by_depth
+from vllm_specext.training.pipeline.chains import Answered, accepted_by_depth
 from vllm_specext.training.pipeline.export import ACCEPTANCE, read_log
 from vllm_specext.training.pipeline.folder import CHECK, DATA, DRAFTER, FAILED_CHECK, LOGS, write_json
 from vllm_specext.training.pipeline.launcher import module_command, run_process
@@ -44,13 +44,15 @@ PLACE = "check"
 def work(folder: Path, say: Say) -> None:
     end_on_sigterm()
     record = read_record(folder)
-    asked = choose(read_data(folder / DATA, "valid"), record.settings.max_length)
+    known = read_object(folder / DRAFTER / ACCEPTANCE)
+    chain = len(known["simulated"]["accepted_per_depth"])  # as the training measured it
+    asked = choose(read_data(folder / DATA, "valid"), record.settings.max_length, chain)
     template = load_template(record.settings.target, record.settings.template_flags)
     say(f"{len(asked.prompts)} held-out prompts, answered without drafts")
-    plain = answer(folder, record, None, asked, longer=CHAIN + 1)
+    plain = answer(folder, record, asked, longer=chain + 1)
     answers = expected(asked, plain.tokens, template.stop_ids)
     say("the same answers, with drafts")
-    drafted = answer(folder, record, folder / DRAFTER, asked.of(answers))
+    drafted = answer(folder, record, asked.of(answers), chain)
     say("the same answers, with simulated drafts")
     texts = with_states(folder, record, answers)
     stats = read_stats(folder / DATA)
@@ -63,7 +65,6 @@ def work(folder: Path, say: Say) -> None:
         Conditions(record.settings.dtype, same_template, template.flags),
     )
     write_json(folder / CHECK, found)
-    known = read_object(folder / DRAFTER / ACCEPTANCE)
     write_json(folder / DRAFTER / ACCEPTANCE, {**known, "check": found})
     write_report(folder, read_log(folder), found, stats)
     for line in found["remarks"]:
@@ -73,9 +74,10 @@ def work(folder: Path, say: Say) -> None:
         raise ConfigurationError(found["refused"])
 
 
-def answer(folder: Path, record: Record, drafter: Path | None, asked: Asked, longer: int = 0) -> Turn:
-    """Greedy answers; without a ``drafter`` they go on after their ends, and are ``longer``."""
-    settings = record.settings
+def answer(folder: Path, record: Record, asked: Asked, chain: int = 0, longer: int = 0) -> Turn:
+    """Greedy answers, drafted in chains of so many tokens; without drafts they go on after their ends, and are
+    ``longer``."""
+    settings, drafter = record.settings, folder / DRAFTER if chain else None
     arguments = [
         # A drafter is loaded as `vllm serve DRAFTER` does: its config.json names the target.
         f"--model={settings.target if drafter is None else drafter}",
@@ -89,8 +91,8 @@ def answer(folder: Path, record: Record, drafter: Path | None, asked: Asked, lon
     ]
     speculative: dict[str, Any] | None = None
     if drafter is not None:
-        chain = {"num_speculative_tokens": CHAIN, "tree_top_k": 1, "adaptive_drafts": False}
-        speculative = {"method": TRAINABLE[settings.method].serves, "model": str(drafter), **chain}
+        chains = {"num_speculative_tokens": chain, "tree_top_k": 1, "adaptive_drafts": False}
+        speculative = {"method": TRAINABLE[settings.method].serves, "model": str(drafter), **chains}
     name = "plain" if drafter is None else "drafted"
     with EngineProcess(name, arguments, speculative, folder / LOGS / f"check_{name}.log") as engine:
         return engine.turn(asked.prompts, asked.tokens + longer, AT_ONCE, ignore_eos=drafter is None)
@@ -131,7 +133,7 @@ def simulate(folder: Path, record: Record, texts: Sequence[Answered], dtype: tor
     target, bfloat16 = read_target(settings.target, weights=True), dtype is torch.bfloat16
     drafter = TRAINABLE[settings.method].load(folder / DRAFTER, target, device, bfloat16=bfloat16)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
-        verifications, depths = accepted_by_depth(drafter.draft, texts)
+        verifications, depths = accepted_by_depth(drafter.draft, texts, drafter.chain)
     return Simulated(verifications, depths.tolist())
 
 

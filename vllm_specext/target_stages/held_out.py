@@ -8,7 +8,6 @@ import numpy as np
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.data.loops import before_loop
 from vllm_specext.training.data.row import Row
-from vllm_specext.training.pipeline.chains import CHAIN
 
 PROMPTS = 48
 ANSWER = 128
@@ -38,14 +37,15 @@ class Expected:
     """The answer and how it goes on after its end."""
 
 
-def choose(rows: Iterable[Row], max_length: int) -> Asked:
-    """Prompts up to their first answers, with as much room for answers as most of them leave."""
+def choose(rows: Iterable[Row], max_length: int, chain: int) -> Asked:
+    """Prompts up to their first answers, with as much room for answers as most of them leave, and for a ``chain`` after
+    them."""
     found: list[list[int]] = []
     for row in rows:
         begin = int(np.flatnonzero(row.loss_mask)[0])
         if begin:
             found.append(row.token_ids[:begin].tolist())
-    rooms = [max_length - len(prompt) - CHAIN - 2 for prompt in found]
+    rooms = [max_length - len(prompt) - chain - 2 for prompt in found]
     least = min(ENOUGH, int(np.median(rooms))) if rooms else 0
     chosen = [(prompt, room) for prompt, room in zip(found, rooms, strict=True) if room >= max(least, 1)][:PROMPTS]
     if not chosen:

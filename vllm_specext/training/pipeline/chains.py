@@ -12,7 +12,7 @@ from vllm_specext.training.pipeline.method import Draft
 from vllm_specext.training.rows import FeatureRow
 
 CHAIN = 5
-"""Tokens of the chains by which drafters are told apart."""
+"""Tokens of the chains by which drafters are told apart that draft one token after the other."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Answered:
     """A text of which ``begin`` to ``end`` is the target's own greedy answer, or a part of it."""
 
     token_ids: Tensor
-    """``[T]``, with ``CHAIN`` tokens or more after ``end``, as the target goes on: what the last chains are compared
+    """``[T]``, with at least a chain's tokens after ``end``, as the target goes on: what the last chains are compared
     with."""
     states: Tensor
     """``[T', width]``: what the drafter reads of the first of them, all before ``end`` at least."""
@@ -28,7 +28,7 @@ class Answered:
     end: int
 
 
-def answers_in(row: FeatureRow, states: Tensor, chain: int = CHAIN) -> Iterator[Answered]:
+def answers_in(row: FeatureRow, states: Tensor, chain: int) -> Iterator[Answered]:
     """The answers in ``row``, of which the drafter reads ``states`` ``[T, width]``, each up to where ``chain`` further
     tokens of it are known."""
     edges = torch.nn.functional.pad(row.loss_mask.bool().int(), (1, 1)).diff()
@@ -39,7 +39,7 @@ def answers_in(row: FeatureRow, states: Tensor, chain: int = CHAIN) -> Iterator[
 
 
 @torch.no_grad()
-def accepted_by_depth(draft: Draft, texts: Sequence[Answered], chain: int = CHAIN) -> tuple[int, Tensor]:
+def accepted_by_depth(draft: Draft, texts: Sequence[Answered], chain: int) -> tuple[int, Tensor]:
     """Verifications, and how many of them accepted the chain's first 1, 2, ... tokens, ``[chain]``."""
     verifications, depths = 0, torch.zeros(chain, dtype=torch.int64)
     for text in texts:

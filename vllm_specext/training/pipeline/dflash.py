@@ -28,7 +28,7 @@ from vllm_specext.training.pipeline.over_features import (
 )
 from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.pipeline.target_ends import TargetEnds, plain_numbers
-from vllm_specext.training.recipes.dflash import DRAFTED, DFlashRecipe
+from vllm_specext.training.recipes.dflash import DFlashRecipe
 from vllm_specext.training.rows import FeatureRow, RowSource
 from vllm_specext.training.run import Run
 
@@ -45,6 +45,10 @@ class TrainedDFlash(DFlashDrafter):
 class DFlashWithEnds:
     model: TrainedDFlash
     ends: Ends
+
+    @property
+    def chain(self) -> int:
+        return self.model.shape.block - 1
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         device = self.ends.head.device
@@ -95,11 +99,6 @@ class DFlashMethod:
 
     def check_init(self, folder: Path, target: TargetModel) -> None:
         shape = read_shape(folder)
-        if shape.block <= DRAFTED:
-            raise ConfigurationError(
-                f"--init is {str(folder)!r}, whose block_size is {shape.block}; a drafter that is trained here drafts "
-                f"at least {DRAFTED} tokens, which takes one more."
-            )
         read = [layer - 1 for layer in layers_to_read(target.layers)]
         if (own := [layer - 1 for layer in shape.reads]) != read:
             raise ConfigurationError(

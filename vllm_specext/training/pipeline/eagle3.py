@@ -14,6 +14,7 @@ from vllm_specext.training.eagle3.model import Eagle3Drafter, new_eagle3_drafter
 from vllm_specext.training.eagle3.passes import simulate_chains
 from vllm_specext.training.eagle3.shape import Eagle3Shape, layers_to_read
 from vllm_specext.training.packs import PackedBatches
+from vllm_specext.training.pipeline.chains import CHAIN
 from vllm_specext.training.pipeline.layer_sizes import layer_sizes
 from vllm_specext.training.pipeline.method import Drafter, Sizes
 from vllm_specext.training.pipeline.over_features import (
@@ -37,6 +38,7 @@ class Eagle3WithEnds:
     embedding: Tensor
     head: Tensor
     """The target's, both ``[V, d]``."""
+    chain = CHAIN
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         device = self.head.device

@@ -21,6 +21,7 @@ from vllm_specext.training.griffin import train as griffin
 from vllm_specext.training.griffin.passes import simulate_chains
 from vllm_specext.training.griffin.warm_start import warm_griffin_drafter
 from vllm_specext.training.packs import PackedBatches
+from vllm_specext.training.pipeline.chains import CHAIN
 from vllm_specext.training.pipeline.layer_sizes import layer_sizes
 from vllm_specext.training.pipeline.method import Drafter, Sizes
 from vllm_specext.training.pipeline.over_features import (
@@ -45,6 +46,7 @@ class GriffinWithHead:
     model: GriffinDrafter
     head: Tensor
     """The target's, ``[V, d]``."""
+    chain = CHAIN
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         device = self.head.device

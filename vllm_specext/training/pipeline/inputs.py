@@ -12,7 +12,7 @@ from vllm_specext.training.pipeline.target import TargetModel
 
 def check_inputs(settings: RunSettings, target: TargetModel, processes: int) -> None:
     """Raise ``ConfigurationError`` for data that are not there, template flags that there are none of, a drafter to
-    begin with that is another target's, and packs that cannot be."""
+    begin with that is another target's or that the recipe would have otherwise, and packs that cannot be."""
     rows_of_all(settings.data)  # reads none yet: neither a file nor the hub
     load_template(settings.target, settings.template_flags)
     check_trackers(settings.log)
@@ -24,4 +24,5 @@ def check_inputs(settings: RunSettings, target: TargetModel, processes: int) -> 
             f"{settings.max_length} tokens (--max-length); expected at least as many."
         )
     if settings.init is not None:
+        recipe.check_begun()
         TRAINABLE[settings.method].check_init(drafter_directory(settings.init, None, role="--init"), target)

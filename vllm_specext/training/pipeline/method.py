@@ -38,6 +38,10 @@ class Drafter(Protocol):
     @property
     def model(self) -> nn.Module: ...
 
+    @property
+    def chain(self) -> int:
+        """Tokens of the chains by which it is measured."""
+
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         """A `Draft`."""
 

@@ -18,6 +18,7 @@ from vllm_specext.training.moa.chains import simulate_moa_chains
 from vllm_specext.training.moa.target import TargetStateReader, last_target_layers, target_states
 from vllm_specext.training.moa.untrained import new_moa_drafter
 from vllm_specext.training.pipeline import moa_plan
+from vllm_specext.training.pipeline.chains import CHAIN
 from vllm_specext.training.pipeline.method import Drafter, Sizes, warmup_steps
 from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.recipes.moa import MoARecipe
@@ -33,6 +34,7 @@ class MoAWithTarget:
     model: MoADrafter
     target: "PreTrainedModel"
     last_layers: TargetLayers | None
+    chain = CHAIN
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         # What is read of a position is its token; the target makes the rest of it.

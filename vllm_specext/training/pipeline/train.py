@@ -12,7 +12,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.training.acceptance import Acceptance
 from vllm_specext.training.data.folder import Part, read_data
-from vllm_specext.training.pipeline.chains import CHAIN, acceptance, accepted_by_depth, answers_in
+from vllm_specext.training.pipeline.chains import acceptance, accepted_by_depth, answers_in
 from vllm_specext.training.pipeline.folder import BEST, DATA, FEATURES, LATEST, LOG, STATE, TRAINED
 from vllm_specext.training.pipeline.method import Drafter, TrainedMethod
 from vllm_specext.training.pipeline.methods import TRAINABLE
@@ -48,8 +48,8 @@ def train(folder: Path, record: Record, drafter: Drafter, rows: RowSource, say: 
     recipe, valid = settings.recipe, kept_rows(folder, record, "valid")
     if not measure(method, drafter, valid).verifications:
         raise ConfigurationError(
-            f"{folder / DATA} has no held-out answer of more than {CHAIN} tokens to measure acceptance on; more or "
-            "other --data are needed."
+            f"{folder / DATA} has no held-out answer of more than {drafter.chain} tokens to measure acceptance on; "
+            "more or other --data are needed."
         )
     steps = stage_steps(method.packs(rows, recipe), recipe)
     device = this_device().type
@@ -124,8 +124,8 @@ def stage_steps(packs: int, recipe: StagedKeys) -> tuple[int, ...]:
 def measure(method: TrainedMethod, drafter: Drafter, valid: RowSource) -> Acceptance:
     """Chains of the weights of the moment, on held-out rows."""
     rows = valid.read(range(min(EVALUATED, len(valid.lengths))))
-    texts = [text for row in rows for text in answers_in(row, method.states(row))]
-    return acceptance(*accepted_by_depth(drafter.draft, texts))
+    texts = [text for row in rows for text in answers_in(row, method.states(row), drafter.chain)]
+    return acceptance(*accepted_by_depth(drafter.draft, texts, drafter.chain))
 
 
 if __name__ == "__main__":

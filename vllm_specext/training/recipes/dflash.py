@@ -1,14 +1,11 @@
 """DFlash's recipe."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from vllm_specext.training.recipes.staged import Rate, StagedKeys
 from vllm_specext.training.recipes.values import Count, Positive
-
-DRAFTED = 5
-"""The fewest tokens of a block: by so many, drafters are measured while they are trained."""
 
 
 class DFlashRecipe(StagedKeys):
@@ -18,11 +15,12 @@ class DFlashRecipe(StagedKeys):
     epochs: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=1)] = (6.0,)
     steps: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1)] | None = None
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=1)] = (6e-4,)
+    OF_THE_DRAFTER: ClassVar = (*StagedKeys.OF_THE_DRAFTER, "layers", "block_size", "mask_token_id")
     optimizer: Literal["adamw", "muon"] = "adamw"
     clip_value: Positive = 0.5
     layers: Annotated[int, Field(ge=1, le=64)] = 5
     """Of the drafter."""
-    block_size: Annotated[int, Field(gt=DRAFTED, le=65)] = 16
+    block_size: Annotated[int, Field(ge=2, le=65)] = 16
     """Rows of a block: the last token of a text, and mask tokens for those after it."""
     anchors: Count = 512
     """Blocks in a pack."""

@@ -1,6 +1,7 @@
 """The keys that recipes share: drafters are trained in stages, over packs of rows."""
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +14,8 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 class StagedKeys(Frozen):
     """Stage ``j`` makes ``j`` passes over each batch. The defaults are those of the recipe ``ours``."""
 
+    OF_THE_DRAFTER: ClassVar[tuple[str, ...]] = ("mlp_size",)
+    """Keys that say how a new drafter is built."""
     epochs: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=8)] = (4.0, 4.0, 4.0)
     """How often each stage reads all rows."""
     steps: Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)] | None = None
@@ -54,6 +57,15 @@ class StagedKeys(Frozen):
     @property
     def stages(self) -> int:
         return len(self.learning_rates)
+
+    def check_begun(self) -> None:
+        """Refuse, for a training that begins with a drafter, what only a new one could be. ``ConfigurationError``."""
+        given = self.model_dump(mode="json", include=set(self.OF_THE_DRAFTER), exclude_defaults=True)
+        for key, value in given.items():
+            raise ConfigurationError(
+                f"the recipe's key {key!r} is {json.dumps(value)}, but a drafter given by --init stays as it is; leave "
+                "out one of the two."
+            )
 
     @property
     def tokens_of_a_step(self) -> int:
