@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.unit.griffin_losses import AlignmentMask, TargetDistribution, token_loss
 from tests.unit.largest_tensor import Largest
 from vllm_specext.training.head_loss import Alignment, HeadLosses, HeadWeights, MaskShift, head_losses
+from vllm_specext.training.logits import PLAINLY_SCORED, Logits, Scored, logits_of
 
 PASSES, PACKS, LENGTH, WIDTH = 3, 2, 37, 16
 CHUNK = 10
@@ -43,12 +44,17 @@ def made(vocabulary: int) -> Case:
     return Case(head, features, wanted, likely.roll(1, dims=1), counted, positions)
 
 
-def naive(case: Case, shift: MaskShift, top_k: int = 3) -> HeadLosses:
+def as_vllm_makes(products: Tensor, logits: Logits) -> Tensor:
+    capped = products if logits.soft_cap is None else logits.soft_cap * torch.tanh(products / logits.soft_cap)
+    return logits.scale * capped
+
+
+def naive(case: Case, shift: MaskShift, top_k: int = 3, scored: Scored = PLAINLY_SCORED) -> HeadLosses:
     mask = AlignmentMask(case.input_ids, case.counted.long(), top_k, shift, case.positions)
-    target = TargetDistribution.from_logits(case.wanted @ case.head.T)
+    target = TargetDistribution.from_logits(as_vllm_makes(case.wanted @ case.head.T, scored.target))
     token, on_best, masks = [], [], []
     for features in case.features:
-        logits = features @ case.head.T
+        logits = as_vllm_makes(features @ case.head.T, scored.drafter)
         masks.append(mask.current().bool())
         mask.update(logits)
         best = logits.logsumexp(dim=-1, keepdim=True) - logits.gather(-1, target.best_ids)
@@ -58,9 +64,11 @@ def naive(case: Case, shift: MaskShift, top_k: int = 3) -> HeadLosses:
     return HeadLosses(WEIGHTS.token * sums[0] + WEIGHTS.top_k * sums[1], *sums, torch.stack(masks))
 
 
-def chunked(case: Case, shift: MaskShift, top_k: int = 3, chunk: int = CHUNK) -> HeadLosses:
+def chunked(
+    case: Case, shift: MaskShift, top_k: int = 3, chunk: int = CHUNK, scored: Scored = PLAINLY_SCORED
+) -> HeadLosses:
     alignment = Alignment(case.input_ids.roll(-1, dims=1), case.positions, top_k, shift)
-    return head_losses(case.head, case.features, case.wanted, case.counted, WEIGHTS, alignment, chunk)
+    return head_losses(case.head, case.features, case.wanted, case.counted, WEIGHTS, alignment, scored, chunk)
 
 
 def gradients(losses: HeadLosses, case: Case) -> list[Tensor]:
@@ -79,6 +87,46 @@ def test_chunks_give_what_all_logits_at_once_give(vocabulary: int, shift: Any) -
         torch.testing.assert_close(getattr(ours, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
     for one, other in zip(gradients(ours, case), gradients(expected, case), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+CAPPED, SCALED = Logits(soft_cap=3.0), Logits(scale=0.25)
+
+
+@pytest.mark.parametrize(
+    "scored",
+    [Scored(CAPPED, CAPPED), Scored(target=CAPPED), Scored(SCALED, SCALED), Scored(Logits(0.5, 2.0), Logits(2.0, 4.0))],
+    ids=["capped", "the target's capped", "scaled", "both"],
+)
+def test_logits_are_capped_and_scaled_as_a_target_makes_them(scored: Scored) -> None:
+    case = made(61)
+    ours, expected, plain = (
+        chunked(case, "code", scored=scored),
+        naive(case, "code", scored=scored),
+        naive(case, "code"),
+    )
+    torch.testing.assert_close(ours.loss, expected.loss, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(ours.loss, plain.loss, rtol=0.02)
+    found, wanted, others = (gradients(losses, case) for losses in (ours, expected, plain))
+    for one, other, another in zip(found, wanted, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(one, another, rtol=0.02, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, Logits()),
+        ({"final_logit_softcapping": None, "logit_scale": None}, Logits()),
+        ({"model_type": "gemma4_text", "final_logit_softcapping": 30.0}, Logits(soft_cap=30.0)),
+        ({"model_type": "cohere2", "logit_scale": 0.25}, Logits(0.25)),
+        ({"model_type": "granite", "logits_scaling": 16}, Logits(1 / 16)),
+        ({"model_type": "hyperclovax", "logits_scaling": 0.125}, Logits(0.125)),
+        ({"model_type": "minicpm3", "hidden_size": 2560, "dim_model_base": 256}, Logits(0.1)),
+    ],
+    ids=["plain", "null", "gemma", "cohere", "granite", "hyperclova", "minicpm"],
+)
+def test_configurations_say_how_logits_are_made(config: dict[str, Any], expected: Logits) -> None:
+    assert logits_of(config) == expected
 
 
 def test_the_comparison_notices_another_mask() -> None:

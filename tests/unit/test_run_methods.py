@@ -1,10 +1,13 @@
 """Each method's part of a training: a drafter that begins, is exported as it is served, and drafts the same again."""
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -119,6 +122,43 @@ def test_a_training_begins_with_the_drafter_that_is_given(name: str, target: Tar
         loaded.model.embed_tokens.weight.data.copy_(embedding)
     assert torch.equal(drafts(begun, name, target), drafts(loaded, name, target))
     assert all(p.dtype is torch.float32 for p in begun.model.parameters())
+
+
+class Rows:
+    """Four that are alike."""
+
+    lengths = (LENGTH + 1,) * 4
+
+    def __init__(self, method: str, target: TargetModel) -> None:
+        self.row = row(method, target)
+
+    def order(self, epoch: int) -> range:
+        return range(4)
+
+    def read(self, rows: Sequence[int], epoch: int = 0) -> list[FeatureRow]:
+        return [self.row for _ in rows]
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_what_is_learnt_is_the_distribution_that_the_target_caps(
+    name: str, target: TargetModel, tmp_path: Path
+) -> None:
+    """Here so low that all tokens are as likely. Where a server caps a drafter's logits too, all of its are as well."""
+    keys = {"mlp_size": 64, "bfloat16": False, "tokens_per_step": 64, "packs": 1, "log_every": 1, "optimizer": "adamw"}
+    recipe = settings(method=name, recipe=keys).recipe
+    losses = {}
+    for cap in (None, 1e-6):
+        config = target.config | {"final_logit_softcapping": cap}
+        drafter = TRAINABLE[name].begin(replace(target, config=config), recipe, None, CPU)
+        if isinstance(drafter, MoAWithTarget):
+            drafter.target.config.final_logit_softcapping = cap
+        steps = (1,) * recipe.stages
+        drafter.train(Rows(name, target), recipe, steps, 1, tmp_path / str(cap), Run())
+        log = json.loads((tmp_path / str(cap) / "training.json").read_text())["log"]
+        losses[cap] = np.array(log[0]["token"]).mean()
+    assert losses[None] != pytest.approx(losses[1e-6], rel=1e-3)
+    if name in ("griffin", "moa"):
+        assert losses[1e-6] == pytest.approx(math.log(target.vocab_size), rel=1e-4)
 
 
 def test_drafters_are_measured_by_chains_of_five_or_whole_blocks(target: TargetModel) -> None:

@@ -15,6 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vllm_specext.training.logits import PLAINLY_SCORED, Scored
+
 CHUNK = 1024
 """Positions whose logits live at the same time."""
 
@@ -69,6 +71,7 @@ def head_losses(
     counted: Tensor,
     weights: HeadWeights,
     alignment: Alignment | None = None,
+    scored: Scored = PLAINLY_SCORED,
     chunk: int = CHUNK,
 ) -> HeadLosses:
     """Losses of every pass's ``features`` ``[B, L, d]`` against the target's ``wanted`` ``[B, L, d]``, which is the
@@ -81,7 +84,7 @@ def head_losses(
     if alignment is None:
         nothing = torch.zeros_like(counted, dtype=torch.int64)
         alignment = Alignment(nothing, nothing, top_k=0)
-    loss, token, top_k, masks = _HeadLosses.apply(head, wanted, counted, weights, alignment, chunk, *features)
+    loss, token, top_k, masks = _HeadLosses.apply(head, wanted, counted, weights, alignment, scored, chunk, *features)
     return HeadLosses(loss, token, top_k, masks)
 
 
@@ -94,13 +97,14 @@ class _HeadLosses(torch.autograd.Function):
         counted: Tensor,
         weights: HeadWeights,
         alignment: Alignment,
+        scored: Scored,
         chunk: int,
         *features: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         device = head.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features[0].dtype
         with torch.autocast(device, enabled=False):
-            walk = _Walk(head.to(dtype), weights, alignment, counted, [x.flatten(0, 1) for x in features])
+            walk = _Walk(head.to(dtype), weights, alignment, scored, counted, [x.flatten(0, 1) for x in features])
             flat = wanted.flatten(0, 1)
             for start in range(0, len(flat), chunk):
                 walk.take(slice(start, min(start + chunk, len(flat))), flat)
@@ -117,16 +121,22 @@ class _HeadLosses(torch.autograd.Function):
         gradients = (
             (kept * scale).view(ctx.shape).to(kept.dtype) for kept, scale in zip(ctx.gradients, loss, strict=True)
         )
-        return None, None, None, None, None, None, *gradients
+        return None, None, None, None, None, None, None, *gradients
 
 
 class _Walk:
     """From chunk to chunk, in the order of positions: a position's mask needs hits of positions before it alone."""
 
     def __init__(
-        self, head: Tensor, weights: HeadWeights, alignment: Alignment, counted: Tensor, features: list[Tensor]
+        self,
+        head: Tensor,
+        weights: HeadWeights,
+        alignment: Alignment,
+        scored: Scored,
+        counted: Tensor,
+        features: list[Tensor],
     ) -> None:
-        self.head, self.weights, self.alignment, self.features = head, weights, alignment, features
+        self.head, self.weights, self.alignment, self.scored, self.features = head, weights, alignment, scored, features
         self.counted = counted.flatten().bool()
         self.next_ids = alignment.next_ids.flatten()
         self.begins = alignment.positions.flatten() == 0
@@ -138,10 +148,10 @@ class _Walk:
         self.gradients = [torch.empty_like(x) for x in features]
 
     def take(self, at: slice, wanted: Tensor) -> None:
-        teacher = (wanted[at].to(self.head.dtype) @ self.head.T).float().softmax(dim=-1)
+        teacher = self.scored.target.of(wanted[at], self.head).softmax(dim=-1)
         best, best_ids = teacher.topk(min(DISTILLED_TOKENS, teacher.shape[-1]), dim=-1)
         for n, features in enumerate(self.features):
-            logits = (features[at].to(self.head.dtype) @ self.head.T).float()
+            logits = self.scored.drafter.of(features[at], self.head)
             self._mark(n, at, logits)
             mask = self.masks[n, at].float()
             normaliser = logits.logsumexp(dim=-1)
@@ -182,12 +192,12 @@ class _Walk:
         best: Tensor,
         best_ids: Tensor,
     ) -> None:
-        """``logits`` become the loss's gradient of them."""
-        weights = self.weights
+        """``logits`` become the loss's gradient of what they were made of."""
+        weights, slope = self.weights, self.scored.drafter.slope(logits)
         gradient = logits.sub_(normaliser[:, None]).exp_()
         gradient *= weights.token + weights.top_k * best.sum(dim=-1, keepdim=True)
         gradient.add_(teacher, alpha=-weights.token)
         if weights.top_k:
             gradient.scatter_add_(-1, best_ids, best * -weights.top_k)
-        gradient *= mask[:, None]
+        gradient *= slope * mask[:, None]
         self.gradients[n][at] = (gradient.to(self.head.dtype) @ self.head).to(self.gradients[n].dtype)

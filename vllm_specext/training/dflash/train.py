@@ -22,6 +22,7 @@ from vllm_specext.training.dflash.blocks import BlockBatch, make_blocks
 from vllm_specext.training.dflash.checkpoint import write_checkpoint
 from vllm_specext.training.dflash.shape import DFlashShape
 from vllm_specext.training.head_loss import HeadWeights, head_losses
+from vllm_specext.training.logits import PLAIN, Logits, Scored
 from vllm_specext.training.loop import fit
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.processes import is_first_process
@@ -56,6 +57,8 @@ class Ends:
     """The token that stands for those that are not known yet."""
     scale: float = 1.0
     """What embeddings are multiplied by."""
+    logits: Logits = PLAIN
+    """How the target makes its own. The classes that serve drafters know neither cap nor scale."""
 
     def rows(self, first_ids: Tensor, width: int) -> Tensor:
         """Embeddings ``[B, A · width, d]`` of blocks that begin with tokens ``first_ids`` ``[B, A]``."""
@@ -88,7 +91,8 @@ class DFlashStep(TrainingStep[BlockBatch]):
         """``[1]``: the sum over all blocks of the cross-entropy of their token at this ``place``."""
         before = batch.before[:, :, place, None].expand(-1, -1, batch.features.shape[-1])
         wanted, counted = batch.features.gather(1, before), batch.counted[:, :, place]
-        return head_losses(head, [made[:, :, place + 1]], wanted, counted, HeadWeights()).loss
+        scored = Scored(target=self.ends.logits)
+        return head_losses(head, [made[:, :, place + 1]], wanted, counted, HeadWeights(), scored=scored).loss
 
     def weight(self, batch: BlockBatch) -> Tensor:
         return batch.counted.sum()

@@ -18,6 +18,7 @@ from vllm_specext.training.eagle3.checkpoint import write_checkpoint
 from vllm_specext.training.eagle3.model import Eagle3Drafter
 from vllm_specext.training.eagle3.passes import training_passes
 from vllm_specext.training.head_loss import Alignment, HeadWeights, head_losses
+from vllm_specext.training.logits import PLAIN, Logits, Scored
 from vllm_specext.training.loop import fit
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.processes import is_first_process
@@ -42,11 +43,20 @@ class Eagle3Step(TrainingStep[Batch]):
     """``progress.stage`` passes over a batch; the terms are every pass's loss, and its share of the first pass's
     positions."""
 
-    def __init__(self, model: Eagle3Drafter, embedding: Tensor, head: Tensor, recipe: Eagle3Training) -> None:
-        """``embedding`` and ``head`` ``[V, d]`` are the target's, frozen."""
+    def __init__(
+        self,
+        model: Eagle3Drafter,
+        embedding: Tensor,
+        head: Tensor,
+        recipe: Eagle3Training,
+        logits: Logits = PLAIN,
+    ) -> None:
+        """``embedding`` and ``head`` ``[V, d]`` are the target's, frozen, and so is how it makes ``logits``. The class
+        that serves the drafter knows neither cap nor scale."""
         super().__init__()
         self.model: Eagle3Drafter = model
         self.embedding, self.head, self.recipe = embedding, head, recipe
+        self.scored = Scored(target=logits)
 
     def forward(self, batch: Batch, progress: Progress) -> Sums:
         passes, recipe = progress.stage, self.recipe
@@ -55,10 +65,11 @@ class Eagle3Step(TrainingStep[Batch]):
             embeddings = F.embedding(batch.input_ids, self.embedding)
             made = list(training_passes(self.model, embeddings, batch.aux, batch.layout, passes))
             aligned = Alignment(batch.next_ids, batch.layout.positions, recipe.align) if recipe.align else None
-            losses = head_losses(self.head, made, batch.target_features, batch.counted, HeadWeights(), aligned)
+            wanted, counted = batch.target_features, batch.counted
+            losses = head_losses(self.head, made, wanted, counted, HeadWeights(), aligned, self.scored)
         weights = recipe.later_passes ** torch.arange(passes, device=self.head.device)
         counts = losses.masks.sum(dim=(1, 2))
-        terms = {"token": (losses.token, counts), "counted": (counts, batch.counted.sum().expand(passes))}
+        terms = {"token": (losses.token, counts), "counted": (counts, counted.sum().expand(passes))}
         return Sums(losses.loss * weights, counts, terms)
 
     def weight(self, batch: Batch) -> Tensor:
@@ -73,15 +84,17 @@ def train_eagle3(
     out_dir: Path,
     recipe: Eagle3Training,
     run: Run | None = None,
+    logits: Logits = PLAIN,
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place on ``packs``, whose rows have states of the target's layers, and write it to
     ``out_dir``, in float32.
 
-    ``embedding`` and ``head`` ``[V, d]`` are the target's. A training that was interrupted goes on where the state of
-    ``run`` is. Returns the log, and writes it beside the checkpoint as ``training.json``.
+    ``embedding`` and ``head`` ``[V, d]`` are the target's, and so is how ``logits`` are made. A training that was
+    interrupted goes on where the state of ``run`` is. Returns the log, and writes it beside the checkpoint as
+    ``training.json``.
     """
     settings = asdict(recipe)
-    step = Eagle3Step(model, embedding, head, recipe)
+    step = Eagle3Step(model, embedding, head, recipe, logits)
     batches = FeatureBatches(packs, ahead=made_ahead(packs.device, run))
     log = fit(step, batches, recipe.stages(), replace(run or Run(), settings=settings))
     if is_first_process():

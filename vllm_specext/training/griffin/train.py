@@ -17,6 +17,7 @@ from vllm_specext.methods.griffin.model import GriffinDrafter
 from vllm_specext.training.batches import NOISE, Batch, FeatureBatches, MaskPosition, made_ahead
 from vllm_specext.training.griffin.passes import MaskedScore, training_passes
 from vllm_specext.training.head_loss import Alignment, HeadWeights, MaskShift, head_losses
+from vllm_specext.training.logits import PLAIN, Logits, Scored
 from vllm_specext.training.loop import fit
 from vllm_specext.training.losses import feature_loss
 from vllm_specext.training.packs import PackedBatches
@@ -78,10 +79,11 @@ class GriffinStep(TrainingStep[Batch]):
     """``progress.stage`` passes over a batch. The losses to add up, and the terms, are ``[passes]``: feature, token,
     top-k loss, and the share of the first pass's positions that is counted."""
 
-    def __init__(self, model: GriffinDrafter, head: Tensor, recipe: GriffinTraining) -> None:
+    def __init__(self, model: GriffinDrafter, head: Tensor, recipe: GriffinTraining, logits: Logits = PLAIN) -> None:
         super().__init__()
         self.model: GriffinDrafter = model
         self.head = head
+        self.scored = Scored(logits, logits)
         self.recipe = recipe
 
     def forward(self, batch: Batch, progress: Progress) -> Sums:
@@ -99,7 +101,8 @@ class GriffinStep(TrainingStep[Batch]):
         made = list(training_passes(self.model, batch.input_ids, batch.features, batch.layout, passes, masked_score))
         alignment = Alignment(batch.next_ids, batch.layout.positions, recipe.mask_top_k, recipe.mask_shift)
         wanted, counted = batch.target_features, batch.counted
-        on_head = head_losses(self.head, [predict for predict, _ in made], wanted, counted, weights, alignment)
+        predicted = [predict for predict, _ in made]
+        on_head = head_losses(self.head, predicted, wanted, counted, weights, alignment, self.scored)
         feature = torch.stack(
             [
                 (feature_loss(regress, wanted) * mask).sum()
@@ -123,17 +126,19 @@ def train_griffin(
     out_dir: Path,
     recipe: GriffinTraining,
     run: Run | None = None,
+    logits: Logits = PLAIN,
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place on ``packs`` and write it to ``out_dir``, in float32.
 
-    ``head`` ``[V, d]`` is the target's output matrix. A training that was interrupted goes on where the state of
-    ``run`` is. Returns the log, and writes it beside the checkpoint as ``training.json``: stage, step, and every
-    pass's losses averaged over the steps since the entry before.
+    ``head`` ``[V, d]`` is the target's output matrix, of which it makes ``logits``. A training that was interrupted
+    goes on where the state of ``run`` is. Returns the log, and writes it beside the checkpoint as ``training.json``:
+    stage, step, and every pass's losses averaged over the steps since the entry before.
     """
     ahead = made_ahead(packs.device, run)
     batches = FeatureBatches(packs, recipe.mask_position, recipe.noise, recipe.seed, ahead=ahead)
     settings = asdict(recipe)
-    log = fit(GriffinStep(model, head, recipe), batches, recipe.stages(), replace(run or Run(), settings=settings))
+    step = GriffinStep(model, head, recipe, logits)
+    log = fit(step, batches, recipe.stages(), replace(run or Run(), settings=settings))
     if is_first_process():
         write_checkpoint(out_dir, model.shape, model.state_dict(), torch.float32)
         write_record(out_dir, {"recipe": settings, "log": log})

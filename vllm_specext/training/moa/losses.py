@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vllm_specext.training.head_loss import HeadWeights, head_losses
+from vllm_specext.training.logits import PLAIN, Logits, Scored
 from vllm_specext.training.losses import feature_loss
 from vllm_specext.training.step import Sums
 
@@ -37,14 +38,20 @@ class MoALosses:
 
 
 def moa_losses(
-    final: Tensor, wanted_final: Tensor, head: Tensor, mask: Tensor, entry: tuple[Tensor, Tensor] | None = None
+    final: Tensor,
+    wanted_final: Tensor,
+    head: Tensor,
+    mask: Tensor,
+    entry: tuple[Tensor, Tensor] | None = None,
+    logits: Logits = PLAIN,
 ) -> MoALosses:
     """Sums over the positions of ``mask`` ``[B, T]``.
 
-    ``final`` and ``wanted_final`` ``[B, T, E]`` are the drafter's and the target's inputs of ``head`` ``[V, E]``;
+    ``final`` and ``wanted_final`` ``[B, T, E]`` are the drafter's and the target's inputs of ``head`` ``[V, E]``, of
+    which the target and a server make ``logits``;
     ``entry`` the drafter's and the target's inputs of the target's last layers, if those are used.
     """
-    on_head = head_losses(head, [final], wanted_final, mask, HeadWeights())
+    on_head = head_losses(head, [final], wanted_final, mask, HeadWeights(), scored=Scored(logits, logits))
     return MoALosses(
         token=on_head.loss[0],
         feature=(feature_loss(final, wanted_final) * mask).sum(),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vllm_specext.methods.moa.checkpoint import write_checkpoint
 from vllm_specext.methods.moa.model import MoADrafter
 from vllm_specext.methods.moa.target_layers import TargetLayers
+from vllm_specext.training.logits import PLAIN, Logits
 from vllm_specext.training.loop import fit
 from vllm_specext.training.moa.blocks import last_verified, sample_boundaries
 from vllm_specext.training.moa.losses import MoALosses, moa_losses
@@ -93,12 +94,19 @@ class RowsInBlocks:
 class MoAStep(TrainingStep[MoABatch]):
     """One pass over a batch; the terms are token, feature and, with target-layer inference, entry loss."""
 
-    def __init__(self, model: MoADrafter, head: Tensor, last_layers: TargetLayers | None, recipe: MoATraining) -> None:
+    def __init__(
+        self,
+        model: MoADrafter,
+        head: Tensor,
+        last_layers: TargetLayers | None,
+        recipe: MoATraining,
+        logits: Logits = PLAIN,
+    ) -> None:
         super().__init__()
         model.lsa_chunk = recipe.lsa_chunk
         self.model: MoADrafter = model
         self.head, self.last_layers = head, last_layers
-        self.recipe = recipe
+        self.recipe, self.logits = recipe, logits
 
     def forward(self, batch: MoABatch, progress: Progress) -> Sums:
         with torch.autocast(self.head.device.type, dtype=torch.bfloat16, enabled=self.recipe.bfloat16):
@@ -111,9 +119,9 @@ class MoAStep(TrainingStep[MoABatch]):
         rows, last, counted = batch.rows, last_verified(batch.boundaries), self._counted(batch)
         features = drafted_features(self.model, rows.embeddings, rows.kv, last, batch.block_only)
         if self.last_layers is None:
-            return moa_losses(features, rows.features, self.head, counted)
+            return moa_losses(features, rows.features, self.head, counted, logits=self.logits)
         final = through_target_layers(self.last_layers, features, rows.last_kvs, last)
-        return moa_losses(final, rows.features, self.head, counted, (features, rows.entry))
+        return moa_losses(final, rows.features, self.head, counted, (features, rows.entry), self.logits)
 
     def _counted(self, batch: MoABatch) -> Tensor:
         return batch.rows.response & (self.recipe.count_boundaries | ~batch.boundaries)
@@ -127,15 +135,16 @@ def train_moa(
     out_dir: Path,
     recipe: MoATraining,
     run: Run | None = None,
+    logits: Logits = PLAIN,
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place on ``rows`` and write it to ``out_dir``, in float32.
 
-    ``head`` ``[V, E]`` is the target's output matrix. A training that was interrupted goes on where the state of
-    ``run`` is. Returns the log, and writes it beside the checkpoint as ``training.json``: step, and the losses averaged
-    over the steps since the entry before.
+    ``head`` ``[V, E]`` is the target's output matrix, of which it makes ``logits``. A training that was interrupted
+    goes on where the state of ``run`` is. Returns the log, and writes it beside the checkpoint as ``training.json``:
+    step, and the losses averaged over the steps since the entry before.
     """
     batches = RowsInBlocks(rows, recipe, torch.Generator().manual_seed(recipe.seed))
-    step = MoAStep(model, head, last_layers, recipe)
+    step = MoAStep(model, head, last_layers, recipe, logits)
     settings = asdict(recipe)
     log = fit(step, batches, [only_stage(recipe)], replace(run or Run(), settings=settings))
     if is_first_process():

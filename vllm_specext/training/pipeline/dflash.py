@@ -162,7 +162,7 @@ def mask_token(target: TargetModel, recipe: DFlashRecipe) -> int:
 def _with_ends(model: TrainedDFlash, target: TargetModel, device: torch.device) -> DFlashWithEnds:
     ends = TargetEnds(target)
     embedding = ends.get_input_embeddings().weight.detach()
-    own = Ends(embedding.to(device), ends.head.to(device), model.shape.mask, ends.embedding_scale)
+    own = Ends(embedding.to(device), ends.head.to(device), model.shape.mask, ends.embedding_scale, ends.logits)
     return DFlashWithEnds(model.to(device), own)
 
 

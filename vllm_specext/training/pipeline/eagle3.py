@@ -13,6 +13,7 @@ from vllm_specext.training.eagle3.checkpoint import read_shape, read_tensors, wr
 from vllm_specext.training.eagle3.model import Eagle3Drafter, new_eagle3_drafter
 from vllm_specext.training.eagle3.passes import simulate_chains
 from vllm_specext.training.eagle3.shape import Eagle3Shape, layers_to_read
+from vllm_specext.training.logits import Logits
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.pipeline.chains import CHAIN
 from vllm_specext.training.pipeline.layer_sizes import layer_sizes
@@ -38,6 +39,7 @@ class Eagle3WithEnds:
     embedding: Tensor
     head: Tensor
     """The target's, both ``[V, d]``."""
+    logits: Logits
     chain = CHAIN
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
@@ -49,7 +51,7 @@ class Eagle3WithEnds:
     ) -> None:
         packs = PackedBatches(rows, recipe.tokens_per_step, processes, self.head.device)
         how = as_trained(recipe, steps, eagle3.Eagle3Training)
-        eagle3.train_eagle3(self.model, self.embedding, self.head, packs, out, how, run)
+        eagle3.train_eagle3(self.model, self.embedding, self.head, packs, out, how, run, self.logits)
 
 
 class Eagle3Method:
@@ -115,7 +117,7 @@ class Eagle3Method:
 
 def _with_ends(model: Eagle3Drafter, ends: TargetEnds, device: torch.device) -> Eagle3WithEnds:
     embedding = ends.get_input_embeddings().weight.detach()
-    return Eagle3WithEnds(model.to(device), embedding.to(device), ends.head.to(device))
+    return Eagle3WithEnds(model.to(device), embedding.to(device), ends.head.to(device), ends.logits)
 
 
 def _trained(shape: Eagle3Shape) -> int:

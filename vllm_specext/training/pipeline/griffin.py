@@ -20,6 +20,7 @@ from vllm_specext.methods.griffin.model import GriffinDrafter
 from vllm_specext.training.griffin import train as griffin
 from vllm_specext.training.griffin.passes import simulate_chains
 from vllm_specext.training.griffin.warm_start import warm_griffin_drafter
+from vllm_specext.training.logits import Logits
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.pipeline.chains import CHAIN
 from vllm_specext.training.pipeline.layer_sizes import layer_sizes
@@ -46,6 +47,7 @@ class GriffinWithHead:
     model: GriffinDrafter
     head: Tensor
     """The target's, ``[V, d]``."""
+    logits: Logits
     chain = CHAIN
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
@@ -57,7 +59,7 @@ class GriffinWithHead:
     ) -> None:
         packs = PackedBatches(rows, recipe.tokens_per_step, processes, self.head.device)
         how = as_trained(recipe, steps, griffin.GriffinTraining)
-        griffin.train_griffin(self.model, self.head, packs, out, how, run)
+        griffin.train_griffin(self.model, self.head, packs, out, how, run, self.logits)
 
 
 class GriffinMethod:
@@ -96,7 +98,7 @@ class GriffinMethod:
         else:
             sizes = layer_sizes(target, recipe.mlp_size)
             model = griffin.new_griffin_drafter(like, **sizes._asdict(), seed=recipe.seed)
-        return GriffinWithHead(model.to(device), ends.head.to(device))
+        return GriffinWithHead(model.to(device), ends.head.to(device), ends.logits)
 
     def read(self, folder: Path, target: TargetModel) -> GriffinDrafter:
         model = GriffinDrafter(read_shape(folder))
@@ -104,7 +106,8 @@ class GriffinMethod:
         return model
 
     def load(self, folder: Path, target: TargetModel, device: torch.device, *, bfloat16: bool = False) -> Drafter:
-        return GriffinWithHead(self.read(folder, target).to(device), TargetEnds(target).head.to(device))
+        ends = TargetEnds(target)
+        return GriffinWithHead(self.read(folder, target).to(device), ends.head.to(device), ends.logits)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         assert isinstance(model, GriffinDrafter)

@@ -13,6 +13,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.moa import checkpoint
 from vllm_specext.methods.moa.model import MoADrafter
 from vllm_specext.methods.moa.target_layers import TargetLayers
+from vllm_specext.training.logits import logits_of
 from vllm_specext.training.moa import train as moa
 from vllm_specext.training.moa.chains import simulate_moa_chains
 from vllm_specext.training.moa.target import TargetStateReader, last_target_layers, target_states
@@ -61,7 +62,8 @@ class MoAWithTarget:
             bfloat16=recipe.bfloat16,
         )
         how = as_trained(recipe, steps)
-        moa.train_moa(self.model, self.head, self.last_layers, reader, out, how, run)
+        logits = logits_of(self.target.config.to_dict())
+        moa.train_moa(self.model, self.head, self.last_layers, reader, out, how, run, logits)
 
     @property
     def head(self) -> Tensor:

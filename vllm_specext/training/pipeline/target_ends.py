@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.logits import logits_of
 from vllm_specext.training.pipeline.target import TargetModel, target_files
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
@@ -48,8 +49,8 @@ def plain_numbers(target: TargetModel) -> PlainNumbers:
 
 
 class TargetEnds:
-    """The ends of the target, in float32 and not trained: embedding and head, both ``[V, d]``, and what
-    the last norm multiplies by ``[d]``, ``None`` where no tensor has the usual name.
+    """The ends of the target, in float32 and not trained: embedding and head, both ``[V, d]``, how logits are made, and
+    what the last norm multiplies by ``[d]``, ``None`` where no tensor has the usual name.
 
     It has as much of a model of transformers as beginning a drafter takes.
     """
@@ -66,6 +67,7 @@ class TargetEnds:
         tied = target.config.get("tie_word_embeddings") is True or not _named(tensors, HEADS)
         self.head = self._embedding.weight.detach() if tied else _one(target, tensors, HEADS, "output layer").float()
 
+        self.logits = logits_of(target.config)
         norms = [tensors[name] for name in _named(tensors, NORMS) if tensors[name].shape == (target.hidden_size,)]
         scaled = target.config.get("model_type") in EMBEDDINGS_TIMES_ROOT
         self.embedding_scale = target.hidden_size**0.5 if scaled else 1.0
