@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from vllm_specext.training.muon import Float32Muon
 from vllm_specext.training.step import Progress
 
 OptimizerName = Literal["adamw", "muon"]
@@ -23,7 +24,8 @@ def make_optimizers(
         torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=weight_decay)
     ]
     if matrices:
-        optimizers.append(torch.optim.Muon(matrices, lr=rate * muon_factor, weight_decay=weight_decay, momentum=0.95))
+        muon = Float32Muon if matrices[0].device.type == "cpu" else torch.optim.Muon
+        optimizers.append(muon(matrices, lr=rate * muon_factor, weight_decay=weight_decay, momentum=0.95))
     return optimizers
 
 
