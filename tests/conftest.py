@@ -8,6 +8,9 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from tests.forks import fork_at, where_to_fork
+from vllm_specext.engine.changes.wrapping import when_loaded
+from vllm_specext.measure.arguments import on_gpu
+from vllm_specext.measure.inspection import look_here
 
 SERVERS = "servers of tests/e2e/conftest.py"
 SHARED = {
@@ -125,4 +128,6 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not on_gpu():  # where a test's own process imports vLLM, a model's class is looked at there, too
+        when_loaded("vllm.model_executor.models.registry", lambda _: look_here())
     fork_at(getattr(config, "workerinput", {}).get("forks"))

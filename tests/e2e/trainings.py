@@ -16,7 +16,7 @@ from tests.forks import Fork
 
 _SMALL = """
 warmup_steps = 2
-tokens_per_step = 1024
+tokens_per_step = 512
 packs = 2
 log_every = 8
 bfloat16 = false

@@ -71,11 +71,16 @@ def spare_what_only_long_lives_need() -> None:
     dispatcher._rebind_kernels = rebind_kernels
 
 
+OWNERS = ("vllm", "tests")
+"""Beginnings of the names of modules that may name a kernel of vLLM's."""
+
+
 def rebind_kernels(overrides: list[tuple[Any, Any]]) -> None:
-    """As vLLM's does, with one look into a table for each name, and none for what owns no kernel."""
+    """As vLLM's does, with one look into a table for each name, and none for what owns no kernel: others' modules and
+    plain values."""
     wrappers = {id(original): wrapper for original, wrapper in overrides}
     others = {FunctionType, BuiltinFunctionType, ModuleType, str, int, float, bool, tuple, list, dict, type(None)}
-    for module in list(sys.modules.values()):
+    for module in [module for name, module in list(sys.modules.items()) if name.startswith(OWNERS)]:
         for name, value in list((getattr(module, "__dict__", None) or {}).items()):
             if (wrapper := wrappers.get(id(value))) is not None:
                 setattr(module, name, wrapper)

@@ -56,9 +56,8 @@ def test_trees_of_dflash_give_the_tokens_of_plain_decoding(
         assert len(truncated(result, nodes)) >= 3
 
 
-@pytest.mark.parametrize(
-    "schedule", [pytest.param(None, marks=pytest.mark.extended), [[1, 2, 59], [3, 4, 24], [5, 6, 4], [7, 8, 0]]]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("schedule", [None, [[1, 2, 59], [3, 4, 24], [5, 6, 4], [7, 8, 0]]])
 def test_chains_and_trees_by_load_give_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, schedule: list[list[int]] | None
 ) -> None:

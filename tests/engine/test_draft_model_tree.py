@@ -69,9 +69,8 @@ def test_trees_give_the_tokens_of_plain_decoding(
         assert len(truncated(result, nodes)) >= 3
 
 
-@pytest.mark.parametrize(
-    "schedule", [None, pytest.param([[1, 2, 59], [3, 4, 24], [5, 6, 4], [7, 8, 0]], marks=pytest.mark.extended)]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("schedule", [None, [[1, 2, 59], [3, 4, 24], [5, 6, 4], [7, 8, 0]]])
 def test_chains_and_trees_by_load_give_the_tokens_of_plain_decoding(
     engines: Engines, plain: Result, drafter: Path, schedule: list[list[int]] | None
 ) -> None:

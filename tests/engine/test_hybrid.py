@@ -133,12 +133,13 @@ def test_other_methods_with_predictions_do(
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 200
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("method", "least"),
     [
         ("draft-model-tree", 100),
-        pytest.param("slem", 50, marks=pytest.mark.extended),
-        pytest.param("tli", 50, marks=pytest.mark.extended),
+        ("slem", 50),
+        ("tli", 50),
     ],
 )
 def test_chains_do(engines: Engines, models: tuple[Path, Path], plain: Result, method: str, least: int) -> None:

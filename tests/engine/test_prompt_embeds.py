@@ -46,7 +46,7 @@ def plain(engines: Engines) -> Result:
     ("llm", "asynchronous", "least"),
     [
         (tree(24, 4), True, 200),
-        (tree(24, 4) | TIGHT_FOR_TREES, False, 200),
+        pytest.param(tree(24, 4) | TIGHT_FOR_TREES, False, 200, marks=pytest.mark.extended),
         pytest.param({"speculative_config": CHAIN}, False, 60, marks=pytest.mark.extended),
         pytest.param(eagle3(24, 4), True, 200, marks=pytest.mark.extended),
         pytest.param(moa(24, 4), True, 200, marks=pytest.mark.extended),

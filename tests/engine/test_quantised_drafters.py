@@ -38,10 +38,10 @@ def drafting(method: str, drafter: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("method", "scheme"),
     [
-        ("draft-model-tree", "int8"),
+        pytest.param("draft-model-tree", "int8", marks=extended),
         pytest.param("draft-model-tree", "fp8", marks=extended),
         pytest.param("pard-tree", "int8", marks=extended),
-        pytest.param("slem", "int8", marks=extended),
+        ("slem", "int8"),
         pytest.param("slem", "fp8", marks=extended),
         pytest.param("tli", "int8", marks=extended),
     ],

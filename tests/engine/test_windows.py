@@ -52,7 +52,7 @@ SMALL = TIGHT_FOR_TREES | {"max_model_len": 352, "num_gpu_blocks_override": 40}
     ("kind", "llm", "least"),
     [
         ("windows", TREE, 200),
-        ("sinks", TREE, 200),
+        pytest.param("sinks", TREE, 200, marks=extended),  # gpt-oss below has them, too
         pytest.param("windows", of_method("dflash-tree", DFLASH, 24, 4), 200, marks=extended),
         pytest.param("window everywhere", TREE, 200, marks=extended),
         pytest.param("windows", {"speculative_config": CHAIN}, 150, marks=extended),
@@ -127,8 +127,7 @@ def test_trees_of_gpt_oss_have_the_tokens_of_its_plain_decoding(engines: Engines
     assert accepted(result) > 150
 
 
-@extended
-@pytest.mark.parametrize("sabotage", ["forget_sinks", "forget_windows"])
+@pytest.mark.parametrize("sabotage", ["forget_sinks", pytest.param("forget_windows", marks=extended)])
 def test_what_is_forgotten_of_gpt_oss_is_noticed(engines: Engines, oss: Path, sabotage: str) -> None:
     target = {"model": str(oss)}
     assert is_noticed(engines, engines(target), of_method("draft-model-tree", oss, 24, 4) | target, sabotage)
@@ -166,7 +165,7 @@ def test_predictions_do(engines: Engines, targets: Targets, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "sabotage"),
     [
-        ("sinks", "forget_sinks"),
+        pytest.param("sinks", "forget_sinks", marks=extended),
         ("windows", "forget_windows"),
         pytest.param("sinks", "skip_compaction", marks=extended),
     ],
