@@ -88,8 +88,9 @@ def test_a_drafter_of_another_target_is_refused_to_begin_with(tmp_path: Path) ->
 
 
 @pytest.mark.extended
-def test_a_dflash_drafter_is_trained_exported_and_accepted(tmp_path: Path) -> None:
-    training = Training(tmp_path, TARGET, "--temperature=0", method="dflash", recipe=BLOCKS)
+@pytest.mark.parametrize("options", [[], ["--processes=2"], ["--stream"]], ids=["alone", "two processes", "beside"])
+def test_a_dflash_drafter_is_trained_exported_and_accepted(options: list[str], tmp_path: Path) -> None:
+    training = Training(tmp_path, TARGET, "--temperature=0", *options, method="dflash", recipe=BLOCKS)
     check_trained(training, "DFlash", "dflash-tree", TARGET)
     config = training.read("drafter/config.json")
     assert (config["block_size"], config["dflash_config"]["target_layer_ids"]) == (8, [1, 3, 5, 7, 9])

@@ -26,6 +26,10 @@ def test_figures_are_those_of_the_specification(tmp_path: Path) -> None:
     assert found.memory.frozen == 32000 * 4096 * (4 + 4 + 2)  # both ends in float32, and the head in bfloat16 too
     # Features to read and to reproduce, of 4 packs of 8192 tokens, and of the next step's.
     assert found.memory.batches == 2 * 4 * 8192 * 2 * 4096 * 4
+    assert found.memory.head == 3 * 1024 * 32000 * 4
+    capped = target(tmp_path, final_logit_softcapping=30.0)
+    capped_plan = make_plan(settings(samples=1000, max_length=2048), capped, None, tmp_path)
+    assert capped_plan.memory.head == 4 * 1024 * 32000 * 4
     shared = make_plan(settings(samples=1000, max_length=2048), target(tmp_path), None, tmp_path, processes=4)
     assert shared.memory.batches == found.memory.batches / 4
 

@@ -199,5 +199,6 @@ class _Walk:
         gradient.add_(teacher, alpha=-weights.token)
         if weights.top_k:
             gradient.scatter_add_(-1, best_ids, best * -weights.top_k)
-        gradient *= slope * mask[:, None]
+        gradient *= slope
+        gradient *= mask[:, None]
         self.gradients[n][at] = (gradient.to(self.head.dtype) @ self.head).to(self.gradients[n].dtype)

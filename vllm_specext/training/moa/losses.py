@@ -48,8 +48,8 @@ def moa_losses(
     """Sums over the positions of ``mask`` ``[B, T]``.
 
     ``final`` and ``wanted_final`` ``[B, T, E]`` are the drafter's and the target's inputs of ``head`` ``[V, E]``, of
-    which the target and a server make ``logits``;
-    ``entry`` the drafter's and the target's inputs of the target's last layers, if those are used.
+    which the target and a server make ``logits``; ``entry`` the drafter's and the target's inputs of the target's last
+    layers, if those are used.
     """
     on_head = head_losses(head, [final], wanted_final, mask, HeadWeights(), scored=Scored(logits, logits))
     return MoALosses(

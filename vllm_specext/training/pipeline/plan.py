@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.data.split import MOST as MOST_HELD_OUT
+from vllm_specext.training.logits import logits_of
 from vllm_specext.training.pipeline.method import Sizes
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.over_features import LEARNT
@@ -158,12 +159,13 @@ def memory(sizes: Sizes, target: TargetModel, recipe: StagedKeys, packs: int) ->
     matrices and norms that the backward pass needs."""
     size, step_tokens = 2 if recipe.bfloat16 else 4, recipe.tokens_per_step
     copies = sizes.trained * size if recipe.bfloat16 else 0
+    logits = 3 + (logits_of(target.config).soft_cap is not None)  # of both, a gradient, and the slope of a cap
     return Memory(
         weights=16 * sizes.trained,
         frozen=sizes.frozen,
         activations=copies + step_tokens * recipe.stages * sizes.kept * size,
         batches=packs * step_tokens * sizes.batch,
-        head=3 * min(CHUNK, step_tokens) * target.vocab_size * 4,
+        head=logits * min(CHUNK, step_tokens) * target.vocab_size * 4,
     )
 
 
