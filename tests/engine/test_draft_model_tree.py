@@ -107,6 +107,7 @@ def test_the_target_as_its_own_drafter_is_always_accepted(engines: Engines) -> N
     """A chain of what the target itself would say: whatever the drafter misses of the text would be seen here."""
     rows = [one | {"sampling": GREEDY | {"max_tokens": 48, "ignore_eos": True}} for one in ROUND[:8]]
     result = engines(trees(TARGET, DRAFTS, 1), rounds=[rows], keep_async=True)
+    assert differing(result, engines({}, rounds=[rows])) == []
     counters = result["counters"]
     full = counters["vllm:spec_decode_num_drafts"] * DRAFTS
     # The last draft of a request goes past its end.

@@ -45,8 +45,8 @@ def plain(engines: Engines) -> Result:
 @pytest.mark.parametrize(
     ("llm", "asynchronous", "least"),
     [
-        (tree(24, 4), True, 200),
-        pytest.param(tree(24, 4) | TIGHT_FOR_TREES, False, 200, marks=pytest.mark.extended),
+        pytest.param(tree(24, 4), True, 200, marks=pytest.mark.extended),
+        (tree(24, 4) | TIGHT_FOR_TREES, False, 200),
         pytest.param({"speculative_config": CHAIN}, False, 60, marks=pytest.mark.extended),
         pytest.param(eagle3(24, 4), True, 200, marks=pytest.mark.extended),
         pytest.param(moa(24, 4), True, 200, marks=pytest.mark.extended),

@@ -80,7 +80,7 @@ with Server(folder / "log", forked=True) as server:
 """
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.extended), signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.extended)])
 def test_a_signal_to_all_processes_of_a_command_ends_its_servers(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", SERVING, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as serving:

@@ -1,5 +1,6 @@
 """The losses that are made in chunks of positions, against those that make all logits at once."""
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from tests.unit.griffin_losses import AlignmentMask, TargetDistribution, token_loss
 from tests.unit.largest_tensor import Largest
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.head_loss import Alignment, HeadLosses, HeadWeights, MaskShift, head_losses
 from vllm_specext.training.logits import PLAINLY_SCORED, Logits, Scored, logits_of
 
@@ -90,11 +92,17 @@ def test_chunks_give_what_all_logits_at_once_give(vocabulary: int, shift: Any) -
 
 
 CAPPED, SCALED = Logits(soft_cap=3.0), Logits(scale=0.25)
+BOTH, STEEP = Logits(scale=0.5, soft_cap=2.0), Logits(scale=2.0, soft_cap=4.0)
 
 
 @pytest.mark.parametrize(
     "scored",
-    [Scored(CAPPED, CAPPED), Scored(target=CAPPED), Scored(SCALED, SCALED), Scored(Logits(0.5, 2.0), Logits(2.0, 4.0))],
+    [
+        Scored(CAPPED, CAPPED),
+        Scored(target=CAPPED),
+        Scored(SCALED, SCALED),
+        Scored(Logits(scale=0.5, soft_cap=2.0), Logits(scale=2.0, soft_cap=4.0)),
+    ],
     ids=["capped", "the target's capped", "scaled", "both"],
 )
 def test_logits_are_capped_and_scaled_as_a_target_makes_them(scored: Scored) -> None:
@@ -118,15 +126,30 @@ def test_logits_are_capped_and_scaled_as_a_target_makes_them(scored: Scored) -> 
         ({}, Logits()),
         ({"final_logit_softcapping": None, "logit_scale": None}, Logits()),
         ({"model_type": "gemma4_text", "final_logit_softcapping": 30.0}, Logits(soft_cap=30.0)),
-        ({"model_type": "cohere2", "logit_scale": 0.25}, Logits(0.25)),
-        ({"model_type": "granite", "logits_scaling": 16}, Logits(1 / 16)),
-        ({"model_type": "hyperclovax", "logits_scaling": 0.125}, Logits(0.125)),
-        ({"model_type": "minicpm3", "hidden_size": 2560, "dim_model_base": 256}, Logits(0.1)),
+        ({"model_type": "cohere2", "logit_scale": 0.25}, Logits(scale=0.25)),
+        ({"model_type": "granite", "logits_scaling": 16}, Logits(scale=1 / 16)),
+        ({"model_type": "hyperclovax", "logits_scaling": 0.125}, Logits(scale=0.125)),
+        # vLLM's class divides the hidden state that is captured.
+        ({"model_type": "minicpm3", "hidden_size": 2560, "dim_model_base": 256}, Logits()),
     ],
     ids=["plain", "null", "gemma", "cohere", "granite", "hyperclova", "minicpm"],
 )
 def test_configurations_say_how_logits_are_made(config: dict[str, Any], expected: Logits) -> None:
     assert logits_of(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"final_logit_softcapping": "30"}, "final_logit_softcapping is '30'; expected a number above 0"),
+        ({"logits_scaling": -1}, "logits_scaling is -1; expected a number above 0"),
+        ({"output_multiplier": 0.5, "final_logit_softcapping": 20.0}, "output_multiplier is 0.5, so that its logits"),
+        ({"use_mup": True}, "use_mup is True, so that its logits are made in a way that no training here knows"),
+    ],
+)
+def test_other_ways_to_make_logits_are_refused(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        logits_of(config)
 
 
 def test_the_comparison_notices_another_mask() -> None:

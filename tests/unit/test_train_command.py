@@ -99,11 +99,18 @@ def test_an_option_that_another_method_has_is_refused(option: str, expected: str
     assert expected in refused(run, *command(option, method="eagle3"))
 
 
+def test_rows_have_room_for_a_chain(run: CliRunner) -> None:
+    words = "--max-length is 18, but drafters are measured by chains of 15 tokens, which come after a prompt and an"
+    assert words in refused(run, *command("--max-length=18", method="dflash"))
+    for method, least in (("dflash", 19), ("griffin", 16)):
+        assert run.invoke(app, command("--dry-run", f"--max-length={least}", method=method)).exit_code == 0
+
+
 def test_what_only_a_new_drafter_could_be_is_refused_beside_one_to_begin_with(run: CliRunner) -> None:
-    keys = {"griffin": ("mlp_size", "64"), "dflash": ("block_size", "8"), "moa": ("lsa", "false")}
-    for method, (key, value) in keys.items():
+    keys = {"griffin": ("mlp_size", "64", "704"), "moa": ("lsa", "false", "true")}
+    for method, (key, value, kept) in keys.items():
         given = f"--init={MODELS / method}", f"--set={key}={value}"
-        words = f"the recipe's key '{key}' is {value}, but a drafter given by --init stays as it is; leave out one of"
+        words = f"the recipe's key '{key}' is {value}, but the drafter of --init has {kept}, which it keeps; leave out"
         assert words in refused(run, *command(*given, method=method))
 
 

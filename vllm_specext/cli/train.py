@@ -161,7 +161,7 @@ def planned(
     from vllm_specext.training.pipeline import settings as asked
     from vllm_specext.training.pipeline.data_size import count_rows
     from vllm_specext.training.pipeline.folder import PLAN, check_ours
-    from vllm_specext.training.pipeline.inputs import check_inputs
+    from vllm_specext.training.pipeline.inputs import begun_with, check_inputs
     from vllm_specext.training.pipeline.methods import TRAINABLE
     from vllm_specext.training.pipeline.plan import make_plan, refuse_small_disk
     from vllm_specext.training.pipeline.target import read_target, refuse_target
@@ -170,11 +170,12 @@ def planned(
 
     check_ours(output)
     how = read_recipe(values["method"], recipe, changes)
-    values = {**values, "template_flags": asked.flags(flags), "recipe": how.model_dump(mode="json")}
+    values = {**values, "template_flags": asked.flags(flags)}
     if processes is not None and processes < 1:
         raise ConfigurationError(f"--processes is {processes}, but at least 1 is needed.")
     count = processes or asked.default_processes(torch.cuda.device_count(), values, how.packs)
     target = read_target(values["target"])
+    values["recipe"] = begun_with(values["method"], how, values["init"], target).model_dump(mode="json")
     values["target"] = target.name
     values["data"] = [located(name) for name in values["data"]]
     values["max_length"] = asked.longest_row(values["max_length"], target.max_length)

@@ -26,7 +26,7 @@ from vllm_specext.demo.training_text import add_restart, state_file
 from vllm_specext.demo.unlikelihood import ROWS, loop_share, prefixes, repeat_loss
 from vllm_specext.measure.corpus import END_OF_TEXT, END_OF_TURN
 from vllm_specext.training.loop import fit
-from vllm_specext.training.optimization import linear
+from vllm_specext.training.optimization import linear, make_muon
 from vllm_specext.training.run import Run
 from vllm_specext.training.stages import Stage, Steps
 from vllm_specext.training.step import Progress, Share, Sums, TrainingStep
@@ -103,7 +103,7 @@ def optimizers(model: nn.Module, rate: float = 1.0) -> list[torch.optim.Optimize
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
-        torch.optim.Muon(matrices, lr=0.02 * rate, weight_decay=0.01, momentum=0.95),
+        make_muon(matrices, rate=0.02 * rate, weight_decay=0.01),
         torch.optim.AdamW(others, lr=4e-3 * rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 

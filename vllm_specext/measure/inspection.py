@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
     "vllm.model_executor.models.registry._run_in_subprocess",
     name="the place where a model's class is looked at",
     why="a new process imports vLLM for each class that a machine has not loaded before, which takes ten seconds",
-    how="called in the process itself, only in those that the demonstration, bench and tests fork on a CPU",
+    how="called in the process itself, only in those that the demonstration and bench fork on a CPU, and in tests",
     upstream="none needed",
     until="always",
     signature="fn",

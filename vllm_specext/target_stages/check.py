@@ -44,8 +44,7 @@ PLACE = "check"
 def work(folder: Path, say: Say) -> None:
     end_on_sigterm()
     record = read_record(folder)
-    known = read_object(folder / DRAFTER / ACCEPTANCE)
-    chain = len(known["simulated"]["accepted_per_depth"])  # as the training measured it
+    chain = record.settings.recipe.chain
     asked = choose(read_data(folder / DATA, "valid"), record.settings.max_length, chain)
     template = load_template(record.settings.target, record.settings.template_flags)
     say(f"{len(asked.prompts)} held-out prompts, answered without drafts")
@@ -65,6 +64,7 @@ def work(folder: Path, say: Say) -> None:
         Conditions(record.settings.dtype, same_template, template.flags),
     )
     write_json(folder / CHECK, found)
+    known = read_object(folder / DRAFTER / ACCEPTANCE)
     write_json(folder / DRAFTER / ACCEPTANCE, {**known, "check": found})
     write_report(folder, read_log(folder), found, stats)
     for line in found["remarks"]:
@@ -75,8 +75,8 @@ def work(folder: Path, say: Say) -> None:
 
 
 def answer(folder: Path, record: Record, asked: Asked, chain: int = 0, longer: int = 0) -> Turn:
-    """Greedy answers, drafted in chains of so many tokens; without drafts they go on after their ends, and are
-    ``longer``."""
+    """Greedy answers, drafted in chains of ``chain`` tokens; without drafts, which is 0, they go on after their ends,
+    and are ``longer``."""
     settings, drafter = record.settings, folder / DRAFTER if chain else None
     arguments = [
         # A drafter is loaded as `vllm serve DRAFTER` does: its config.json names the target.
@@ -133,7 +133,7 @@ def simulate(folder: Path, record: Record, texts: Sequence[Answered], dtype: tor
     target, bfloat16 = read_target(settings.target, weights=True), dtype is torch.bfloat16
     drafter = TRAINABLE[settings.method].load(folder / DRAFTER, target, device, bfloat16=bfloat16)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
-        verifications, depths = accepted_by_depth(drafter.draft, texts, drafter.chain)
+        verifications, depths = accepted_by_depth(drafter.draft, texts, settings.recipe.chain)
     return Simulated(verifications, depths.tolist())
 
 

@@ -192,13 +192,15 @@ class _Walk:
         best: Tensor,
         best_ids: Tensor,
     ) -> None:
-        """``logits`` become the loss's gradient of what they were made of."""
+        """``logits`` are overwritten with the loss's gradient by the products of head and features."""
         weights, slope = self.weights, self.scored.drafter.slope(logits)
         gradient = logits.sub_(normaliser[:, None]).exp_()
         gradient *= weights.token + weights.top_k * best.sum(dim=-1, keepdim=True)
         gradient.add_(teacher, alpha=-weights.token)
         if weights.top_k:
             gradient.scatter_add_(-1, best_ids, best * -weights.top_k)
-        gradient *= slope
-        gradient *= mask[:, None]
+        if isinstance(slope, Tensor):
+            gradient *= slope
+            slope = 1.0
+        gradient *= (mask * slope)[:, None]
         self.gradients[n][at] = (gradient.to(self.head.dtype) @ self.head).to(self.gradients[n].dtype)

@@ -6,8 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from vllm_specext.errors import ConfigurationError
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Logits:
     """As vLLM's ``LogitsProcessor`` makes them of ``head @ feature``: the cap first, then the scale."""
 
@@ -31,6 +33,9 @@ class Logits:
 
 
 PLAIN = Logits()
+OTHERWISE = {"output_multiplier": (None, 1, 1.0), "use_mup": (None, False)}
+"""Keys of Muse Glimmer and TeleFLM, whose classes multiply before they cap, or by what several keys make, with the
+values that change nothing."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,26 @@ PLAINLY_SCORED = Scored()
 
 
 def logits_of(config: Mapping[str, Any]) -> Logits:
-    """Of the language model with this configuration."""
-    scale = float(config.get("logit_scale") or 1)
-    if scaling := config.get("logits_scaling"):
+    """Of the language model with this configuration, of what vLLM's class gives as its last hidden state: MiniCPM's has
+    been divided already.
+
+    Raises ``ConfigurationError`` for one that makes its logits otherwise.
+    """
+    for key, plain in OTHERWISE.items():
+        if config.get(key) not in plain:
+            raise ConfigurationError(
+                f"the target's config.json: {key} is {config[key]!r}, so that its logits are made in a way that no "
+                "training here knows; expected none."
+            )
+    scale = _number(config, "logit_scale") or 1.0
+    if scaling := _number(config, "logits_scaling"):
         # HyperCLOVA X multiplies by what Granite divides by.
         scale = scale * scaling if config.get("model_type") == "hyperclovax" else scale / scaling
-    if str(config.get("model_type")).startswith("minicpm") and config.get("dim_model_base"):
-        scale *= config["dim_model_base"] / config["hidden_size"]
-    cap = config.get("final_logit_softcapping")
-    return Logits(scale, float(cap) if cap else None)
+    return Logits(scale=scale, soft_cap=_number(config, "final_logit_softcapping"))
+
+
+def _number(config: Mapping[str, Any], key: str) -> float | None:
+    value = config.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+        raise ConfigurationError(f"the target's config.json: {key} is {value!r}; expected a number above 0.")
+    return value

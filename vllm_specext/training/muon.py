@@ -1,6 +1,6 @@
 """Muon on a CPU."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,8 +8,12 @@ from torch import Tensor
 
 
 class Float32Muon(torch.optim.Muon):
-    """``torch.optim.Muon``, which makes its steps orthogonal in float32. In bfloat16, as torch does it, a CPU without
-    such arithmetic takes thirty times as long. State and options are torch's."""
+    """``torch.optim.Muon`` with its defaults, which makes its steps orthogonal in float32. In bfloat16, as torch does
+    it, a CPU without such arithmetic takes thirty times as long. All CPUs do it alike, so that a training does not
+    depend on which it is. The state is torch's."""
+
+    def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float, momentum: float) -> None:
+        super().__init__(matrices, lr=lr, weight_decay=weight_decay, momentum=momentum)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -20,10 +24,13 @@ class Float32Muon(torch.optim.Muon):
                     self._step(matrix, matrix.grad, group)
 
     def _step(self, matrix: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        kept = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(gradient))
+        state = self.state[matrix]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        kept = state["momentum_buffer"]
         kept.lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(kept, group["momentum"])
-        update = orthogonal(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        update = orthogonal(update.float(), group["ns_coefficients"], group["ns_steps"], group["eps"])
         matrix.mul_(1 - group["lr"] * group["weight_decay"])
         rows, columns = matrix.shape
         matrix.add_(update, alpha=-group["lr"] * max(1, rows / columns) ** 0.5)

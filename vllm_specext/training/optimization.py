@@ -1,6 +1,6 @@
 """Optimizers and learning-rate schedules of drafters' training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -24,9 +24,14 @@ def make_optimizers(
         torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=weight_decay)
     ]
     if matrices:
-        muon = Float32Muon if matrices[0].device.type == "cpu" else torch.optim.Muon
-        optimizers.append(muon(matrices, lr=rate * muon_factor, weight_decay=weight_decay, momentum=0.95))
+        optimizers.append(make_muon(matrices, rate * muon_factor, weight_decay))
     return optimizers
+
+
+def make_muon(matrices: Sequence[nn.Parameter], rate: float, weight_decay: float) -> torch.optim.Muon:
+    """For ``matrices`` that are all on one device."""
+    muon = Float32Muon if matrices[0].device.type == "cpu" else torch.optim.Muon
+    return muon(matrices, lr=rate, weight_decay=weight_decay, momentum=0.95)
 
 
 def linear(warmup: int, end: int, floor: float = 0.0) -> Callable[[Progress], float]:

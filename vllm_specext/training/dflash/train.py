@@ -58,7 +58,8 @@ class Ends:
     scale: float = 1.0
     """What embeddings are multiplied by."""
     logits: Logits = PLAIN
-    """How the target makes its own. The classes that serve drafters know neither cap nor scale."""
+    """How the target makes its own. A drafter's config.json names neither cap nor scale, so that a server makes its
+    logits plainly."""
 
     def rows(self, first_ids: Tensor, width: int) -> Tensor:
         """Embeddings ``[B, A · width, d]`` of blocks that begin with tokens ``first_ids`` ``[B, A]``."""

@@ -33,6 +33,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "model_type": ("llama",),
     "num_hidden_layers": (1,),
     "hidden_act": ("silu", None),
+    "logit_scale": (None, 1, 1.0),
     **dict.fromkeys(("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"), (None, False)),
     **dict.fromkeys(("attention_bias", "mlp_bias", "bias"), (None, False)),
     **dict.fromkeys(("eagle_config", "quantization_config", "target_hidden_size"), (None, {})),

@@ -51,8 +51,8 @@ class Eagle3Step(TrainingStep[Batch]):
         recipe: Eagle3Training,
         logits: Logits = PLAIN,
     ) -> None:
-        """``embedding`` and ``head`` ``[V, d]`` are the target's, frozen, and so is how it makes ``logits``. The class
-        that serves the drafter knows neither cap nor scale."""
+        """``embedding`` and ``head`` ``[V, d]`` are the target's, frozen, and so is how it makes ``logits``. The
+        drafter's config.json names neither cap nor scale, so that a server makes its logits plainly."""
         super().__init__()
         self.model: Eagle3Drafter = model
         self.embedding, self.head, self.recipe = embedding, head, recipe

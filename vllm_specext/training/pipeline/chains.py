@@ -11,9 +11,6 @@ from vllm_specext.training.acceptance import Acceptance
 from vllm_specext.training.pipeline.method import Draft
 from vllm_specext.training.rows import FeatureRow
 
-CHAIN = 5
-"""Tokens of the chains by which drafters are told apart that draft one token after the other."""
-
 
 @dataclass(frozen=True)
 class Answered:

@@ -4,6 +4,7 @@ state."""
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +46,6 @@ class TrainedDFlash(DFlashDrafter):
 class DFlashWithEnds:
     model: TrainedDFlash
     ends: Ends
-
-    @property
-    def chain(self) -> int:
-        return self.model.shape.block - 1
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         device = self.ends.head.device
@@ -106,6 +103,11 @@ class DFlashMethod:
                 "they must be equal."
             )
         check_same(folder, shape, {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size})
+
+    def kept(self, folder: Path, target: TargetModel) -> dict[str, Any]:
+        shape = read_shape(folder)
+        sizes = {"mlp_size": shape.mlp_size, "layers": shape.layers}
+        return {**sizes, "block_size": shape.block, "mask_token_id": shape.mask}
 
     def begin(self, target: TargetModel, recipe: DFlashRecipe, init: Path | None, device: torch.device) -> Drafter:
         if init is not None:

@@ -4,6 +4,7 @@ state."""
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from vllm_specext.training.eagle3.passes import simulate_chains
 from vllm_specext.training.eagle3.shape import Eagle3Shape, layers_to_read
 from vllm_specext.training.logits import Logits
 from vllm_specext.training.packs import PackedBatches
-from vllm_specext.training.pipeline.chains import CHAIN
 from vllm_specext.training.pipeline.layer_sizes import layer_sizes
 from vllm_specext.training.pipeline.method import Drafter, Sizes
 from vllm_specext.training.pipeline.over_features import (
@@ -40,7 +40,6 @@ class Eagle3WithEnds:
     head: Tensor
     """The target's, both ``[V, d]``."""
     logits: Logits
-    chain = CHAIN
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         device = self.head.device
@@ -89,6 +88,9 @@ class Eagle3Method:
             "layers": layers_to_read(target.layers),
         }
         check_same(folder, shape, wanted)
+
+    def kept(self, folder: Path, target: TargetModel) -> dict[str, Any]:
+        return {"mlp_size": read_shape(folder, target.layers).mlp_size}
 
     def begin(self, target: TargetModel, recipe: Eagle3Recipe, init: Path | None, device: torch.device) -> Drafter:
         ends = TargetEnds(target)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from vllm_specext.training.griffin.passes import simulate_chains
 from vllm_specext.training.griffin.warm_start import warm_griffin_drafter
 from vllm_specext.training.logits import Logits
 from vllm_specext.training.packs import PackedBatches
-from vllm_specext.training.pipeline.chains import CHAIN
 from vllm_specext.training.pipeline.layer_sizes import layer_sizes
 from vllm_specext.training.pipeline.method import Drafter, Sizes
 from vllm_specext.training.pipeline.over_features import (
@@ -48,7 +47,6 @@ class GriffinWithHead:
     head: Tensor
     """The target's, ``[V, d]``."""
     logits: Logits
-    chain = CHAIN
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         device = self.head.device
@@ -89,6 +87,9 @@ class GriffinMethod:
 
     def check_init(self, folder: Path, target: TargetModel) -> None:
         check_against_target(read_shape(folder), target.hidden_size, target.vocab_size)
+
+    def kept(self, folder: Path, target: TargetModel) -> dict[str, Any]:
+        return {"mlp_size": read_shape(folder).mlp_size}
 
     def begin(self, target: TargetModel, recipe: GriffinRecipe, init: Path | None, device: torch.device) -> Drafter:
         ends = TargetEnds(target)

@@ -8,11 +8,12 @@ from vllm_specext.training.log import check_trackers
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.settings import RunSettings
 from vllm_specext.training.pipeline.target import TargetModel
+from vllm_specext.training.recipes.staged import StagedKeys
 
 
 def check_inputs(settings: RunSettings, target: TargetModel, processes: int) -> None:
-    """Raise ``ConfigurationError`` for data that are not there, template flags that there are none of, a drafter to
-    begin with that is another target's or that the recipe would have otherwise, and packs that cannot be."""
+    """Raise ``ConfigurationError`` for data that are not there, template flags that there are none of, and packs and
+    rows that cannot be."""
     rows_of_all(settings.data)  # reads none yet: neither a file nor the hub
     load_template(settings.target, settings.template_flags)
     check_trackers(settings.log)
@@ -23,6 +24,17 @@ def check_inputs(settings: RunSettings, target: TargetModel, processes: int) -> 
             f"the recipe's key 'tokens_per_step' is {recipe.tokens_per_step}, but rows have up to "
             f"{settings.max_length} tokens (--max-length); expected at least as many."
         )
-    if settings.init is not None:
-        recipe.check_begun()
-        TRAINABLE[settings.method].check_init(drafter_directory(settings.init, None, role="--init"), target)
+    if settings.max_length < (least := recipe.chain + 4):
+        raise ConfigurationError(
+            f"--max-length is {settings.max_length}, but drafters are measured by chains of {recipe.chain} tokens, "
+            f"which come after a prompt and an answer; at least {least} are needed."
+        )
+
+
+def begun_with(method: str, recipe: StagedKeys, init: str | None, target: TargetModel) -> StagedKeys:
+    """The ``recipe``, as it is for the drafter that is begun with. ``ConfigurationError`` where that cannot be."""
+    if init is None:
+        return recipe
+    folder = drafter_directory(init, None, role="--init")
+    TRAINABLE[method].check_init(folder, target)
+    return recipe.beginning_with(TRAINABLE[method].kept(folder, target))

@@ -38,10 +38,6 @@ class Drafter(Protocol):
     @property
     def model(self) -> nn.Module: ...
 
-    @property
-    def chain(self) -> int:
-        """Tokens of the chains by which it is measured."""
-
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         """A `Draft`."""
 
@@ -84,6 +80,9 @@ class TrainedMethod(Protocol):
 
     def check_init(self, folder: Path, target: TargetModel) -> None:
         """Refuse a drafter that the training cannot begin with."""
+
+    def kept(self, folder: Path, target: TargetModel) -> dict[str, Any]:
+        """The recipe's keys for how a new drafter is built, as this one is, which stays as it is."""
 
     def begin(self, target: TargetModel, recipe: Any, init: Path | None, device: torch.device) -> Drafter:
         """The drafter before its first step: a new one, or that of ``init``, with the widths that it has."""

@@ -4,7 +4,7 @@ be too many to keep."""
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,12 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.moa import checkpoint
 from vllm_specext.methods.moa.model import MoADrafter
 from vllm_specext.methods.moa.target_layers import TargetLayers
-from vllm_specext.training.logits import logits_of
+from vllm_specext.training.logits import Logits, logits_of
 from vllm_specext.training.moa import train as moa
 from vllm_specext.training.moa.chains import simulate_moa_chains
 from vllm_specext.training.moa.target import TargetStateReader, last_target_layers, target_states
 from vllm_specext.training.moa.untrained import new_moa_drafter
 from vllm_specext.training.pipeline import moa_plan
-from vllm_specext.training.pipeline.chains import CHAIN
 from vllm_specext.training.pipeline.method import Drafter, Sizes, warmup_steps
 from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.recipes.moa import MoARecipe
@@ -35,7 +34,7 @@ class MoAWithTarget:
     model: MoADrafter
     target: "PreTrainedModel"
     last_layers: TargetLayers | None
-    chain = CHAIN
+    logits: Logits
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         # What is read of a position is its token; the target makes the rest of it.
@@ -62,8 +61,7 @@ class MoAWithTarget:
             bfloat16=recipe.bfloat16,
         )
         how = as_trained(recipe, steps)
-        logits = logits_of(self.target.config.to_dict())
-        moa.train_moa(self.model, self.head, self.last_layers, reader, out, how, run, logits)
+        moa.train_moa(self.model, self.head, self.last_layers, reader, out, how, run, self.logits)
 
     @property
     def head(self) -> Tensor:
@@ -95,10 +93,17 @@ class MoAMethod:
         sizes = checkpoint.TargetSizes(target.hidden_size, target.vocab_size, target.layers, kv_width)
         checkpoint.check_against_target(checkpoint.read_shape(folder), sizes)
 
+    def kept(self, folder: Path, target: TargetModel) -> dict[str, Any]:
+        shape = checkpoint.read_shape(folder)
+        across = shape.layer_self_attention
+        keys = {"lsa": across is not None, "lsa_mlp_size": across and across.mlp_size}
+        inference = {"target_layer_inference": shape.target_layer_inference}
+        return {"mlp_size": shape.self_attention.mlp_size, **keys, **inference}
+
     def begin(self, target: TargetModel, recipe: MoARecipe, init: Path | None, device: torch.device) -> Drafter:
         frozen = _frozen(target, recipe.bfloat16, device)
         if init is not None:
-            return _with_target(self.read(init, target), frozen, device)
+            return _with_target(self.read(init, target), target, frozen, device)
         widths = moa_plan.shape(target, recipe)
         model = new_moa_drafter(
             frozen,
@@ -110,7 +115,7 @@ class MoAMethod:
             target_layer_inference=recipe.target_layer_inference,
             seed=recipe.seed,
         )
-        return _with_target(model, frozen, device)
+        return _with_target(model, target, frozen, device)
 
     def read(self, folder: Path, target: TargetModel) -> MoADrafter:
         model = MoADrafter(checkpoint.read_shape(folder))
@@ -118,7 +123,7 @@ class MoAMethod:
         return model
 
     def load(self, folder: Path, target: TargetModel, device: torch.device, *, bfloat16: bool = False) -> Drafter:
-        return _with_target(self.read(folder, target), _frozen(target, bfloat16, device), device)
+        return _with_target(self.read(folder, target), target, _frozen(target, bfloat16, device), device)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         assert isinstance(model, MoADrafter)
@@ -145,9 +150,12 @@ def as_trained(recipe: MoARecipe, steps: tuple[int, ...]) -> moa.MoATraining:
     )
 
 
-def _with_target(model: MoADrafter, target: "PreTrainedModel", device: torch.device) -> MoAWithTarget:
+def _with_target(
+    model: MoADrafter, target: TargetModel, frozen: "PreTrainedModel", device: torch.device
+) -> MoAWithTarget:
     used = model.shape.target_layer_inference
-    return MoAWithTarget(model.to(device), target, last_target_layers(target, used) if used else None)
+    last_layers = last_target_layers(frozen, used) if used else None
+    return MoAWithTarget(model.to(device), frozen, last_layers, logits_of(target.config))
 
 
 def _frozen(target: TargetModel, bfloat16: bool, device: torch.device) -> "PreTrainedModel":

@@ -57,7 +57,8 @@ class Memory:
     batches: int
     """What is made of the target for all packs of a step."""
     head: int
-    """Logits of a chunk of positions: the target's, the drafter's and their gradient, in float32."""
+    """Logits of a chunk of positions in float32, at the most: the target's, the drafter's, their gradient, and the
+    slope of a cap."""
 
     @property
     def total(self) -> int:
@@ -159,7 +160,7 @@ def memory(sizes: Sizes, target: TargetModel, recipe: StagedKeys, packs: int) ->
     matrices and norms that the backward pass needs."""
     size, step_tokens = 2 if recipe.bfloat16 else 4, recipe.tokens_per_step
     copies = sizes.trained * size if recipe.bfloat16 else 0
-    logits = 3 + (logits_of(target.config).soft_cap is not None)  # of both, a gradient, and the slope of a cap
+    logits = 3 + (logits_of(target.config).soft_cap is not None)
     return Memory(
         weights=16 * sizes.trained,
         frozen=sizes.frozen,

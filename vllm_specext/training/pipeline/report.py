@@ -90,7 +90,8 @@ def acceptance_figure(log: Log, check: Mapping[str, Any]) -> Figure:
     _mark_stages(left, log, _places(log))
     left.set_xlabel("step")
     left.set_title("accepted while training, held-out rows", fontsize="medium")
-    left.legend(fontsize="small", ncols=2)
+    many = check["chain"] > 8
+    left.legend(fontsize="xx-small" if many else "small", ncols=4 if many else 2)
     for place, (name, label) in enumerate((("served", "on an engine"), ("simulated", "simulated"))):
         shares = check[name]["accepted_per_depth"]
         right.bar([depth + 0.4 * place - 0.2 for depth in range(1, len(shares) + 1)], shares, 0.38, label=label)

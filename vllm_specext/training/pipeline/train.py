@@ -46,9 +46,9 @@ def work(folder: Path, say: Say) -> None:
 def train(folder: Path, record: Record, drafter: Drafter, rows: RowSource, say: Say) -> None:
     settings, method = record.settings, TRAINABLE[record.settings.method]
     recipe, valid = settings.recipe, kept_rows(folder, record, "valid")
-    if not measure(method, drafter, valid).verifications:
+    if not measure(method, drafter, valid, recipe.chain).verifications:
         raise ConfigurationError(
-            f"{folder / DATA} has no held-out answer of more than {drafter.chain} tokens to measure acceptance on; "
+            f"{folder / DATA} has no held-out answer of more than {recipe.chain} tokens to measure acceptance on; "
             "more or other --data are needed."
         )
     steps = stage_steps(method.packs(rows, recipe), recipe)
@@ -69,7 +69,7 @@ def train(folder: Path, record: Record, drafter: Drafter, rows: RowSource, say: 
             log=folder / LOG,
             trackers=settings.log,
             folder=folder,
-            evaluation=Evaluation(every, lambda: measure(method, drafter, valid)),
+            evaluation=Evaluation(every, lambda: measure(method, drafter, valid, recipe.chain)),
             best=state / BEST,
         ),
     )
@@ -121,11 +121,11 @@ def stage_steps(packs: int, recipe: StagedKeys) -> tuple[int, ...]:
     return tuple(max(1, round(epochs * packs / recipe.packs)) for epochs in recipe.epochs)
 
 
-def measure(method: TrainedMethod, drafter: Drafter, valid: RowSource) -> Acceptance:
-    """Chains of the weights of the moment, on held-out rows."""
+def measure(method: TrainedMethod, drafter: Drafter, valid: RowSource, chain: int) -> Acceptance:
+    """Chains of so many tokens, of the weights of the moment, on held-out rows."""
     rows = valid.read(range(min(EVALUATED, len(valid.lengths))))
-    texts = [text for row in rows for text in answers_in(row, method.states(row), drafter.chain)]
-    return acceptance(*accepted_by_depth(drafter.draft, texts, drafter.chain))
+    texts = [text for row in rows for text in answers_in(row, method.states(row), chain)]
+    return acceptance(*accepted_by_depth(drafter.draft, texts, chain))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """DFlash's recipe."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,7 +15,6 @@ class DFlashRecipe(StagedKeys):
     epochs: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=1)] = (6.0,)
     steps: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1)] | None = None
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=1)] = (6e-4,)
-    OF_THE_DRAFTER: ClassVar = (*StagedKeys.OF_THE_DRAFTER, "layers", "block_size", "mask_token_id")
     optimizer: Literal["adamw", "muon"] = "adamw"
     clip_value: Positive = 0.5
     layers: Annotated[int, Field(ge=1, le=64)] = 5
@@ -29,3 +28,8 @@ class DFlashRecipe(StagedKeys):
     mask_token_id: Annotated[int, Field(ge=0)] | None = None
     """The token that stands for those that are not known yet; one that the tokenizer does not have, or its padding,
     unless given."""
+
+    @property
+    def chain(self) -> int:
+        """Whole blocks."""
+        return self.block_size - 1

@@ -1,6 +1,6 @@
 """MoA's recipe."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -12,7 +12,6 @@ class MoARecipe(StagedKeys):
     """How a MoA drafter is trained; the defaults are the recipe ``ours``. There is one stage, of one pass over each
     batch. A pack has as many rows as fit into it when all are as long as the longest."""
 
-    OF_THE_DRAFTER: ClassVar = (*StagedKeys.OF_THE_DRAFTER, "lsa", "lsa_mlp_size", "target_layer_inference")
     epochs: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=1)] = (10.0,)
     steps: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1)] | None = None
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=1)] = (2e-4,)

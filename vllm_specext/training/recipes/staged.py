@@ -1,12 +1,15 @@
 """The keys that recipes share: drafters are trained in stages, over packs of rows."""
 
 import json
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.recipes.values import Count, Frozen, Weight
+
+CHAIN = 5
 
 Rate = Annotated[float, Field(gt=0, le=1)]
 
@@ -14,8 +17,6 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 class StagedKeys(Frozen):
     """Stage ``j`` makes ``j`` passes over each batch. The defaults are those of the recipe ``ours``."""
 
-    OF_THE_DRAFTER: ClassVar[tuple[str, ...]] = ("mlp_size",)
-    """Keys that say how a new drafter is built."""
     epochs: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=8)] = (4.0, 4.0, 4.0)
     """How often each stage reads all rows."""
     steps: Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)] | None = None
@@ -58,14 +59,21 @@ class StagedKeys(Frozen):
     def stages(self) -> int:
         return len(self.learning_rates)
 
-    def check_begun(self) -> None:
-        """Refuse, for a training that begins with a drafter, what only a new one could be. ``ConfigurationError``."""
-        given = self.model_dump(mode="json", include=set(self.OF_THE_DRAFTER), exclude_defaults=True)
-        for key, value in given.items():
-            raise ConfigurationError(
-                f"the recipe's key {key!r} is {json.dumps(value)}, but a drafter given by --init stays as it is; leave "
-                "out one of the two."
-            )
+    @property
+    def chain(self) -> int:
+        """Tokens of the chains by which drafters are told apart."""
+        return CHAIN
+
+    def beginning_with(self, kept: Mapping[str, Any]) -> Self:
+        """The recipe for a drafter that is there already and has these keys. ``ConfigurationError`` where it was given
+        one of them otherwise."""
+        for key in sorted(self.model_fields_set & kept.keys()):
+            if (given := getattr(self, key)) != kept[key]:
+                raise ConfigurationError(
+                    f"the recipe's key {key!r} is {json.dumps(given)}, but the drafter of --init has "
+                    f"{json.dumps(kept[key])}, which it keeps; leave out one of the two."
+                )
+        return self.model_copy(update=dict(kept))
 
     @property
     def tokens_of_a_step(self) -> int:
