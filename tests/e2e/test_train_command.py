@@ -14,7 +14,7 @@ from vllm_specext.measure.engine_process import EngineProcess
 from vllm_specext.measure.server import Server, speculation
 from vllm_specext.target_stages.held_out import choose
 from vllm_specext.training.data.folder import read_data
-from vllm_specext.training.pipeline.chains import CHAIN
+from vllm_specext.training.recipes.staged import CHAIN
 
 pytestmark = pytest.mark.slow
 
