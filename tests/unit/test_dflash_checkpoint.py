@@ -62,6 +62,7 @@ def test_the_bundled_drafter_is_read() -> None:
             {SECTION: {"mask_token_id": 1, "target_layer_ids": [1], "final_logit_softcapping": 3.0}},
             "dflash_config.final_logit_softcapping is 3.0; a DFlash drafter that is trained here has False or None",
         ),
+        ({"logit_scale": 0.25}, "logit_scale is 0.25; a DFlash drafter that is trained here has 1 or"),
         ({"output_multiplier": 2.0}, "output_multiplier is 2.0; a DFlash drafter that is trained here has 1 or"),
         ({"causal": True}, "causal is True; a DFlash drafter that is trained here has False or None"),
     ],

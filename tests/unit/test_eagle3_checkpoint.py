@@ -52,6 +52,7 @@ def test_another_layout_of_the_same_drafter_is_read(drafter: Eagle3Drafter, tmp_
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
+        ({"logit_scale": 0.25}, "logit_scale is 0.25; an EAGLE-3 drafter that is trained here has None or 1"),
         ({"norm_before_residual": True}, "norm_before_residual is True; an EAGLE-3 drafter that is trained here has"),
         ({"model_type": "qwen3"}, "model_type is 'qwen3'; an EAGLE-3 drafter that is trained here has 'llama'"),
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2;"),

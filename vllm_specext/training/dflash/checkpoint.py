@@ -39,7 +39,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "use_aux_hidden_state": (True, None),
     **dict.fromkeys(("sample_from_anchor", "is_causal", "causal", "add_swa_attention_sink_bias"), (False, None)),
     **dict.fromkeys(("attention_sink_bias", "final_logit_softcapping"), (False, None)),
-    **dict.fromkeys(("input_embedding_scale", "output_multiplier"), (1, 1.0, None)),
+    **dict.fromkeys(("input_embedding_scale", "output_multiplier", "logit_scale"), (1, 1.0, None)),
 }
 """Keys, at the top or in the section, that say that a drafter is another one than ours, with the values that do not."""
 OWN = ("mask_token_id", "target_layer_ids")
