@@ -1,5 +1,6 @@
 """A drafter of each further method, from raw chats to what an engine accepts: EAGLE-3's for a target that is not in the
-repository and computes its features beside the training; MoA's and DFlash's for the bundled target."""
+repository and computes its features beside the training; MoA's, DFlash's and DSpark's for the bundled
+target."""
 
 from pathlib import Path
 
@@ -94,4 +95,19 @@ def test_a_dflash_drafter_is_trained_exported_and_accepted(options: list[str], t
     check_trained(training, "DFlash", "dflash-tree", TARGET)
     config = training.read("drafter/config.json")
     assert (config["block_size"], config["dflash_config"]["target_layer_ids"]) == (8, [1, 3, 5, 7, 9])
+    assert training.read("check.json")["chain"] == 7  # whole blocks
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("options", [[], ["--processes=2"]], ids=["alone", "two processes"])
+def test_a_dspark_drafter_is_trained_exported_and_accepted(options: list[str], tmp_path: Path) -> None:
+    recipe = BLOCKS.replace("block_size = 8", "block_size = 7\nmarkov_rank = 32")
+    training = Training(tmp_path, TARGET, "--temperature=0", *options, method="dspark", recipe=recipe)
+    check_trained(training, "DSpark", "dspark-tree", TARGET)
+    config = training.read("drafter/config.json")
+    assert (config["markov_rank"], config["sample_from_anchor"], config["target_layer_ids"]) == (
+        32,
+        True,
+        [1, 3, 5, 7, 9],
+    )
     assert training.read("check.json")["chain"] == 7  # whole blocks

@@ -1,4 +1,4 @@
-"""One small training of each drafter: GRIFFIN, MoA, EAGLE-3 and DFlash, on a random target, with a state every
+"""One small training of each drafter: GRIFFIN, MoA, EAGLE-3, DFlash and DSpark, on a random target, with a state every
 second step.
 
     python -m tests.unit.small_trainings METHOD FOLDER STEP
@@ -10,15 +10,21 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaForCausalLM
 
 from tests.unit.interruptions import signalled_in
-from tests.unit.tiny_dflash import tiny_dflash
+from tests.unit.tiny_dflash import tiny_dflash, tiny_dspark
 from tests.unit.tiny_eagle3 import tiny_eagle3
 from tests.unit.tiny_llama import VOCABULARY, tiny_llama
-from vllm_specext.training.dflash.train import DFlashTraining, Ends, train_dflash
+from vllm_specext.training.block.dflash import DFlashStep, DFlashTraining
+from vllm_specext.training.block.dspark import DSparkStep, DSparkTraining
+from vllm_specext.training.block.ends import Ends
+from vllm_specext.training.block.shape import BlockDrafterShape
+from vllm_specext.training.block.train import train_blocks
 from vllm_specext.training.eagle3.train import Eagle3Training, train_eagle3
 from vllm_specext.training.features import TargetRows
 from vllm_specext.training.griffin.train import GriffinTraining, new_griffin_drafter, train_griffin
@@ -72,16 +78,32 @@ def eagle3(folder: Path, state: Path | None) -> nn.Module:
     return model
 
 
+OF_BLOCKS: dict[str, Any] = {
+    "steps_per_stage": (11,), "learning_rates": (8e-3,), "warmup_steps": 3, "optimizer": "muon",
+    "log_every": LOG_EVERY, "anchors": 6,
+}  # fmt: skip
+
+
 def dflash(folder: Path, state: Path | None) -> nn.Module:
     target = tiny_llama(6)
-    shape, model = tiny_dflash(target)
-    ends = Ends(target.get_input_embeddings().weight, target.lm_head.weight, shape.mask)
-    recipe = DFlashTraining(
-        steps_per_stage=(11,), learning_rates=(8e-3,), warmup_steps=3, optimizer="muon", log_every=LOG_EVERY, anchors=6
-    )
-    rows = TargetRows(target, texts(), seed=0, layers=shape.reads, kept=False)
-    train_dflash(model, shape, ends, PackedBatches(rows, tokens=25, size=4), folder, recipe, run=Run(state))
+    model = tiny_dflash(target)
+    ends = Ends(target.get_input_embeddings().weight, target.lm_head.weight, model.shape.mask)
+    step = DFlashStep(model, ends, model.shape.drafted, DFlashTraining(**OF_BLOCKS))
+    train_blocks(step, model.shape, packs_for(target, model.shape), folder, run=Run(state))
     return model
+
+
+def dspark(folder: Path, state: Path | None) -> nn.Module:
+    target = tiny_llama(6)
+    model = tiny_dspark(target)
+    ends = Ends(target.get_input_embeddings().weight, target.lm_head.weight, model.shape.mask)
+    step = DSparkStep(model, ends, model.shape.drafted, DSparkTraining(**OF_BLOCKS))
+    train_blocks(step, model.shape, packs_for(target, model.shape), folder, run=Run(state))
+    return model
+
+
+def packs_for(target: LlamaForCausalLM, shape: BlockDrafterShape) -> PackedBatches:
+    return PackedBatches(TargetRows(target, texts(), seed=0, layers=shape.reads, kept=False), tokens=25, size=4)
 
 
 METHODS: dict[str, Callable[[Path, Path | None], nn.Module]] = {
@@ -89,6 +111,7 @@ METHODS: dict[str, Callable[[Path, Path | None], nn.Module]] = {
     "moa": moa,
     "eagle3": eagle3,
     "dflash": dflash,
+    "dspark": dspark,
 }
 
 

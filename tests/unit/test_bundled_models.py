@@ -19,7 +19,8 @@ from vllm_specext.methods.checkpoints import SAFETENSORS
 from vllm_specext.methods.griffin import checkpoint as griffin
 from vllm_specext.methods.moa import checkpoint as moa
 from vllm_specext.served_drafter import served_keys, write
-from vllm_specext.training.dflash import checkpoint as dflash
+from vllm_specext.training.block import checkpoint as block
+from vllm_specext.training.block.layouts import DFLASH
 from vllm_specext.training.eagle3 import checkpoint as eagle3
 from vllm_specext.training.eagle3.shape import layers_to_read
 
@@ -83,7 +84,7 @@ def test_the_eagle3_drafter_fits_the_target_and_is_as_wide_as_the_griffin_drafte
 def test_the_dflash_drafter_fits_the_target_and_is_not_much_larger_than_the_eagle3_drafter(
     target: LlamaForCausalLM,
 ) -> None:
-    assert dflash.read_shape(MODELS / "dflash") == shape_for(target.config)
+    assert block.read_shape(MODELS / "dflash", DFLASH) == shape_for(target.config)
     tensors = load_file(MODELS / "dflash" / SAFETENSORS)
     assert all(tensor.isfinite().all() for tensor in tensors.values())
     sizes = [sum(x.numel() for x in load_file(MODELS / name / SAFETENSORS).values()) for name in ("dflash", "eagle3")]

@@ -13,10 +13,12 @@ from tests.unit.tiny_dflash import tiny_dflash
 from tests.unit.tiny_llama import random_rows, tiny_llama
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.block.model import DFlashDrafter, blocks
-from vllm_specext.training.dflash import attention
-from vllm_specext.training.dflash.blocks import BlockBatch, make_blocks
-from vllm_specext.training.dflash.shape import layers_to_read
-from vllm_specext.training.dflash.train import DFlashStep, DFlashTraining, Ends, simulate_blocks
+from vllm_specext.training.block import attention
+from vllm_specext.training.block.blocks import BlockBatch, make_blocks
+from vllm_specext.training.block.dflash import DFlashStep, DFlashTraining
+from vllm_specext.training.block.ends import Ends
+from vllm_specext.training.block.shape import layers_to_read
+from vllm_specext.training.block.simulation import simulate_dflash
 from vllm_specext.training.features import TargetRows
 from vllm_specext.training.packs import Packed, pack
 from vllm_specext.training.rows import FeatureRow
@@ -26,7 +28,8 @@ WIDTH, ANCHORS, SEED = 6, 5, 3
 LENGTHS = [[9, 14, 4], [20, 7]]
 TOKENS = 30
 TARGET = tiny_llama(6)
-SHAPE, DRAFTER = tiny_dflash(TARGET, WIDTH)
+DRAFTER = tiny_dflash(TARGET, WIDTH)
+SHAPE = DRAFTER.shape
 EMBEDDING, HEAD = TARGET.get_input_embeddings().weight, TARGET.lm_head.weight
 ENDS = Ends(EMBEDDING, HEAD, SHAPE.mask, 0.5)
 
@@ -66,7 +69,7 @@ def of_blocks(rows: list[list[FeatureRow]], batch: BlockBatch) -> Iterator[tuple
 def test_blocks_begin_before_what_is_learnt_and_count_what_is_known(
     rows: list[list[FeatureRow]], packed: Packed
 ) -> None:
-    batch = make_blocks(packed, ANCHORS, WIDTH, SEED)
+    batch = make_blocks(packed, ANCHORS, WIDTH, WIDTH - 1, SEED)
     found = list(of_blocks(rows, batch))
     assert len(found) == len(LENGTHS) * ANCHORS
     for number, block, row, place in found:
@@ -75,19 +78,19 @@ def test_blocks_begin_before_what_is_learnt_and_count_what_is_known(
         assert batch.counted[number, block].tolist() == expected
         assert expected[0]
         assert place > 0
-        assert batch.first_ids[number, block] == row.token_ids[place]
+        assert batch.preceding[number, block, 0] == row.token_ids[place]
         assert batch.places[number].view(-1, WIDTH)[block].tolist() == list(range(place, place + WIDTH))
     anchors = batch.anchors
     assert (anchors.diff(dim=1) > 0).all()
-    again, other = (make_blocks(packed, ANCHORS, WIDTH, seed).anchors for seed in (SEED, SEED + 1))
+    again, other = (make_blocks(packed, ANCHORS, WIDTH, WIDTH - 1, seed).anchors for seed in (SEED, SEED + 1))
     assert torch.equal(again, anchors)
     assert not torch.equal(other, anchors)
-    alone = make_blocks(pack(rows[1:], TOKENS, (7,)), ANCHORS, WIDTH, SEED)
+    alone = make_blocks(pack(rows[1:], TOKENS, (7,)), ANCHORS, WIDTH, WIDTH - 1, SEED)
     assert torch.equal(alone.anchors, anchors[1:])
 
 
 def test_places_that_there_are_none_of_do_not_count(packed: Packed) -> None:
-    batch = make_blocks(packed, 1000, WIDTH, SEED)
+    batch = make_blocks(packed, 1000, WIDTH, WIDTH - 1, SEED)
     assert batch.anchors.shape[1] == TOKENS
     learnt = [
         [(place + 1 + number) % 5 > 0 for number, length in enumerate(lengths) for place in range(1, length - 1)]
@@ -118,10 +121,10 @@ def test_a_step_has_the_losses_and_gradients_of_the_specification(
     chunk: int, rows: list[list[FeatureRow]], packed: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "CHUNK", chunk)
-    batch = make_blocks(packed, ANCHORS, WIDTH, SEED)
+    batch = make_blocks(packed, ANCHORS, WIDTH, WIDTH - 1, SEED)
     recipe = DFlashTraining(decay=2.0)
     weights = torch.exp(-torch.arange(WIDTH - 1) / 2.0)
-    sums = DFlashStep(DRAFTER, ENDS, WIDTH, recipe)(batch, Progress(1, 1, 0.0))
+    sums = DFlashStep(DRAFTER, ENDS, WIDTH - 1, recipe)(batch, Progress(1, 1, 0.0))
     expected = losses_of(DRAFTER, rows, batch)
     torch.testing.assert_close(sums.loss, expected * weights)
     assert torch.equal(sums.counts, batch.counted.sum(dim=(0, 1)))
@@ -133,9 +136,9 @@ def test_a_step_has_the_losses_and_gradients_of_the_specification(
 
 
 def test_a_step_in_bfloat16_has_nearly_the_same_losses(packed: Packed) -> None:
-    batch = make_blocks(packed, ANCHORS, WIDTH, SEED)
+    batch = make_blocks(packed, ANCHORS, WIDTH, WIDTH - 1, SEED)
     exact, rounded = (
-        DFlashStep(DRAFTER, ENDS, WIDTH, DFlashTraining(bfloat16=bfloat16))(batch, Progress(1, 1, 0.0))
+        DFlashStep(DRAFTER, ENDS, WIDTH - 1, DFlashTraining(bfloat16=bfloat16))(batch, Progress(1, 1, 0.0))
         for bfloat16 in (False, True)
     )
     torch.testing.assert_close(rounded.loss, exact.loss, rtol=0.02, atol=0.02)
@@ -145,10 +148,10 @@ def test_a_step_in_bfloat16_has_nearly_the_same_losses(packed: Packed) -> None:
 
 
 def test_a_block_that_sees_its_own_text_is_noticed(rows: list[list[FeatureRow]], packed: Packed) -> None:
-    batch = make_blocks(packed, ANCHORS, WIDTH, SEED)
+    batch = make_blocks(packed, ANCHORS, WIDTH, WIDTH - 1, SEED)
     first = batch.anchors - batch.places[:, ::WIDTH]
     moved = attention.BlockAttention.of(batch.anchors + 1, first, WIDTH, "cpu")
-    sums = DFlashStep(DRAFTER, ENDS, WIDTH, DFlashTraining())(replace(batch, attend=moved), Progress(1, 1, 0.0))
+    sums = DFlashStep(DRAFTER, ENDS, WIDTH - 1, DFlashTraining())(replace(batch, attend=moved), Progress(1, 1, 0.0))
     weights = torch.exp(-torch.arange(WIDTH - 1) / DFlashTraining.decay)
     assert not torch.allclose(sums.loss, losses_of(DRAFTER, rows, batch) * weights, rtol=1e-3)
 
@@ -159,9 +162,9 @@ def test_simulated_blocks_are_those_of_the_specification(monkeypatch: pytest.Mon
     row = row_of(random_rows(1, 17)[0], 0)
     assert row.aux is not None
     ids, states = row.token_ids[None, 1:], row.aux[None, :-1].float()
-    found = simulate_blocks(DRAFTER, ENDS, ids, states, length)
-    monkeypatch.setattr("vllm_specext.training.dflash.train.TOGETHER", 3 * (length + 1))
-    assert torch.equal(simulate_blocks(DRAFTER, ENDS, ids, states, length), found)
+    found = simulate_dflash(DRAFTER, ENDS, ids, states, length)
+    monkeypatch.setattr("vllm_specext.training.block.simulation.TOGETHER", 3 * (length + 1))
+    assert torch.equal(simulate_dflash(DRAFTER, ENDS, ids, states, length), found)
     for place in range(1, 17):
         places, mask = blocks(torch.tensor([[place]]), length + 1, 16)
         known = torch.full((1, length + 1), SHAPE.mask)
@@ -184,5 +187,5 @@ def test_layers_are_those_of_released_drafters_wherever_the_target_has_enough() 
 
 
 def test_later_tokens_weigh_less() -> None:
-    step = DFlashStep(DRAFTER, ENDS, 16, DFlashTraining())
+    step = DFlashStep(DRAFTER, ENDS, 15, DFlashTraining())
     assert step.weights.tolist() == pytest.approx([math.exp(-place / 7) for place in range(15)])

@@ -9,7 +9,7 @@ ENGINES = {"vllm", "triton"}
 FOREIGN = "methods/foreign_vocab"
 FREE_OF_VLLM = (
     "tree", "kernels", "training", "training/data", "training/pipeline", "training/recipes", "training/eagle3",
-    "training/dflash",
+    "training/block",
     "methods", "methods/swift/search",
     "engine/changes", "remote", "remote/device",
     f"{FOREIGN}/tokenizers", f"{FOREIGN}/text", f"{FOREIGN}/distributions",

@@ -16,17 +16,18 @@ from transformers import AutoTokenizer
 from tests.unit.runs import settings
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import MODELS, TARGET
+from vllm_specext.training.block.models import TrainedDFlash, TrainedDSpark, drafter_of
 from vllm_specext.training.data.row import make_row
 from vllm_specext.training.logits import Logits
 from vllm_specext.training.moa import train as moa
-from vllm_specext.training.pipeline.dflash import TrainedDFlash, mask_token
+from vllm_specext.training.pipeline.mask_token import mask_token
 from vllm_specext.training.pipeline.method import Drafter
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.moa import MoAMethod, MoAWithTarget
 from vllm_specext.training.pipeline.moa_plan import shape
 from vllm_specext.training.pipeline.target import TargetModel, read_target
 from vllm_specext.training.pipeline.text_rows import TextRows
-from vllm_specext.training.recipes.dflash import DFlashRecipe
+from vllm_specext.training.recipes.block import DFlashRecipe, DSparkRecipe
 from vllm_specext.training.recipes.moa import MoARecipe
 from vllm_specext.training.rows import FeatureRow
 from vllm_specext.training.run import Run
@@ -110,7 +111,7 @@ def test_the_target_beside_moa_is_in_the_type_of_the_arithmetic(target: TargetMo
 def test_a_training_begins_with_the_drafter_that_is_given(name: str, target: TargetModel, tmp_path: Path) -> None:
     method, recipe = TRAINABLE[name], settings(method=name, recipe={"bfloat16": False}).recipe
     given = MODELS / name
-    if name == "dflash":  # the bundled one reads fewer layers
+    if name in ("dflash", "dspark"):  # the bundled one reads fewer layers
         given = tmp_path
         method.export(method.begin(target, recipe.model_copy(update={"seed": 7}), None, CPU).model, given)
     method.check_init(given, target)
@@ -164,7 +165,7 @@ def test_what_is_learnt_is_the_distribution_that_the_target_caps(
 
 def test_drafters_are_measured_by_chains_of_five_or_whole_blocks() -> None:
     chains = {name: settings(method=name, recipe={}).recipe.chain for name in TRAINABLE}
-    assert chains == {"griffin": 5, "eagle3": 5, "dflash": 15, "moa": 5}
+    assert chains == {"griffin": 5, "eagle3": 5, "dflash": 15, "dspark": 7, "moa": 5}
     assert DFlashRecipe(block_size=2).chain == 1
 
 
@@ -184,13 +185,14 @@ def test_an_eagle3_drafter_of_other_layers_is_refused_to_begin_with(target: Targ
         ({"vocab_size": 9}, "a drafter with vocab_size 9, but for this target it is 2048"),
     ],
 )
-def test_a_dflash_drafter_of_other_layers_or_tokens_is_refused_to_begin_with(
-    changes: dict[str, Any], expected: str, target: TargetModel, tmp_path: Path
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_a_block_drafter_of_other_layers_or_tokens_is_refused_to_begin_with(
+    name: str, changes: dict[str, Any], expected: str, target: TargetModel, tmp_path: Path
 ) -> None:
-    method = TRAINABLE["dflash"]
-    model = method.begin(target, settings(method="dflash", recipe={"layers": 1}).recipe, None, CPU).model
-    assert isinstance(model, TrainedDFlash)
-    method.export(TrainedDFlash(replace(model.shape, **changes)), tmp_path)
+    method = TRAINABLE[name]
+    model = method.begin(target, settings(method=name, recipe={"layers": 1}).recipe, None, CPU).model
+    assert isinstance(model, TrainedDFlash | TrainedDSpark)
+    method.export(drafter_of(replace(model.shape, **changes)), tmp_path)
     with pytest.raises(ConfigurationError, match=expected):
         method.check_init(tmp_path, target)
 
@@ -227,6 +229,18 @@ def test_a_new_dflash_drafter_has_what_the_recipe_says(target: TargetModel) -> N
     assert isinstance(model, TrainedDFlash)
     shape = model.shape
     assert (shape.layers, shape.block, shape.mask, shape.mlp_size) == (2, 9, 7, 48)
+
+
+def test_a_new_dspark_drafter_has_the_heads_that_the_recipe_says(target: TargetModel, tmp_path: Path) -> None:
+    method = TRAINABLE["dspark"]
+    for weight, kept in ((1.0, {}), (0.0, {"confidence_weight": 0.0})):
+        recipe = DSparkRecipe(layers=1, markov_rank=12, mlp_size=48, confidence_weight=weight)
+        model = method.begin(target, recipe, None, CPU).model
+        assert isinstance(model, TrainedDSpark)
+        assert (model.confidence_head is None) == (weight == 0)
+        method.export(model, tmp_path / str(weight))
+        found = method.kept(tmp_path / str(weight), target)
+        assert found == {"mlp_size": 48, "layers": 1, "block_size": 7, "mask_token_id": 0, "markov_rank": 12, **kept}
 
 
 def test_a_new_moa_drafter_has_the_shape_that_was_planned(target: TargetModel) -> None:

@@ -153,3 +153,16 @@ def test_dflash_keeps_five_layers_and_plans_for_its_rows(tmp_path: Path) -> None
     assert found.operations_per_token == ((0.5 * of_row + 6 * (fc + 3 * 2 * d**2)) / 0.5,)
     longer = make_plan(settings(method="dflash", recipe=recipe | {"anchors": 1024}), target(tmp_path), None, tmp_path)
     assert longer.memory.activations > 1.5 * found.memory.activations
+
+
+def test_dspark_plans_for_its_markov_head(tmp_path: Path) -> None:
+    recipe = {"layers": 3, "block_size": 8, "mask_token_id": 5}
+    dflash, dspark = (
+        make_plan(settings(method=name, recipe=recipe), target(tmp_path), None, tmp_path)
+        for name in ("dflash", "dspark")
+    )
+    table, sure = 32000 * 256, 4096 + 256 + 1
+    assert dspark.trained_parameters - dflash.trained_parameters == 2 * table + sure
+    # Of one table every number is passed by each row, of the other a row is looked up.
+    assert dspark.operations_per_token[0] - dflash.operations_per_token[0] == 0.5 * 6 * (table + sure) / 0.5
+    assert dspark.memory.total > dflash.memory.total + 16 * 2 * table

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from tests.unit.runs import settings
 from vllm_specext.cli.train import Trained
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.training.dflash.train import DFlashTraining
+from vllm_specext.training.block.dflash import DFlashTraining
+from vllm_specext.training.block.dspark import DSparkTraining
 from vllm_specext.training.eagle3.train import Eagle3Training
 from vllm_specext.training.griffin.train import GriffinTraining
 from vllm_specext.training.moa.train import MoATraining
@@ -47,6 +48,9 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "eagle3": {"clip_value": 2, "later_passes": 0.5, "align": 4},
     "dflash": {"clip_value": 2, "anchors": 9, "decay": 3},
+    "dspark": {
+        "clip_value": 2, "anchors": 9, "decay": 3, "token_weight": 5, "distance_weight": 6, "confidence_weight": 7,
+    },
     "moa": {
         "final_learning_rate": 0.25, "clip_norm": 2, "drafted": (2, 3), "staircase": 0.25, "count_boundaries": False,
     },
@@ -63,6 +67,7 @@ FOR_OTHERS = {"epochs", "tokens_per_step", "packs", "mlp_size"}
         ("griffin", GriffinTraining, set()),
         ("eagle3", Eagle3Training, set()),
         ("dflash", DFlashTraining, {"layers", "block_size", "mask_token_id"}),
+        ("dspark", DSparkTraining, {"layers", "block_size", "mask_token_id", "markov_rank"}),
     ],
 )
 def test_every_key_of_a_recipe_reaches_the_trainer(method: str, kind: type[Any], of_shape: set[str]) -> None:
@@ -165,7 +170,7 @@ def test_a_recipe_that_cannot_be_read_is_one_sentence(
         ({"depth": 3}, "the setting 'depth' is unknown; allowed are method, target,"),
         (
             {"method": "swift"},
-            "the setting 'method' is 'swift', but input should be 'griffin', 'eagle3', 'dflash' or 'moa'.",
+            "the setting 'method' is 'swift', but input should be 'griffin', 'eagle3', 'dflash', 'dspark' or 'moa'.",
         ),
         ({"method": "eagle3", "recipe": {"noise": 1}}, "the recipe's key 'noise' is unknown; allowed are epochs,"),
         ({"recipe": 3}, "the recipe's key"),

@@ -122,6 +122,12 @@ def test_losses_that_a_method_does_not_have_have_no_figure() -> None:
 def test_the_only_loss_of_a_method_has_a_line_for_each_token_of_a_block() -> None:
     (axes,) = loss_figure([{"stage": 1, "step": step, "token": [5.0, 6.0 / step]} for step in (1, 2)]).axes
     assert [line.get_label() for line in axes.get_lines()] == ["token 1", "token 2"]
+    of_dspark = {"token": [5.0, 6.0], "accepted": [0.5, 0.25], "confidence": [0.7, 0.7]}
+    figure = loss_figure([{"stage": 1, "step": 1, **of_dspark}])
+    assert [axes.get_title() for axes in figure.axes] == [
+        "token loss, nats", "accepted of drawn tokens", "confidence loss, nats",
+    ]  # fmt: skip
+    assert [line.get_label() for line in figure.axes[1].get_lines()] == ["token 1", "token 2"]
 
 
 def test_the_log_is_told_in_words_as_it_grows_and_from_the_front_when_it_was_cut(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_an_option_that_another_method_has_is_refused(option: str, expected: str
 def test_rows_have_room_for_a_chain(run: CliRunner) -> None:
     words = "--max-length is 18, but drafters are measured by chains of 15 tokens, which come after a prompt and an"
     assert words in refused(run, *command("--max-length=18", method="dflash"))
-    for method, least in (("dflash", 19), ("griffin", 16)):
+    for method, least in (("dflash", 19), ("dspark", 16), ("griffin", 16)):
         assert run.invoke(app, command("--dry-run", f"--max-length={least}", method=method)).exit_code == 0
 
 
@@ -116,7 +116,7 @@ def test_what_only_a_new_drafter_could_be_is_refused_beside_one_to_begin_with(ru
 
 def test_the_plan_of_each_method_says_what_is_kept_of_the_target(run: CliRunner) -> None:
     kept = {"griffin": "512 B per token: the target's last hidden", "eagle3": "2048 B per token: the inputs of three"}
-    kept["dflash"] = "3072 B per token: the outputs of five"
+    kept["dflash"] = kept["dspark"] = "3072 B per token: the outputs of five"
     kept["moa"] = "0 B none are kept: the target runs"
     for method, words in kept.items():
         done = run.invoke(app, command("--dry-run", method=method))

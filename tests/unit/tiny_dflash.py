@@ -1,16 +1,33 @@
-"""An untrained DFlash drafter for the target of ``tiny_llama.py``."""
+"""Untrained DFlash and DSpark drafters for the target of ``tiny_llama.py``."""
+
+from dataclasses import replace
 
 import torch
+from torch import nn
 from transformers import LlamaForCausalLM
 
-from vllm_specext.methods.block.model import DFlashDrafter
-from vllm_specext.training.dflash.shape import DFlashShape, layers_to_read
+from vllm_specext.training.block.models import TrainedDFlash, TrainedDSpark
+from vllm_specext.training.block.shape import BlockDrafterShape, layers_to_read
 
 
-def tiny_dflash(target: LlamaForCausalLM, block: int = 6) -> tuple[DFlashShape, DFlashDrafter]:
+def tiny_dflash(target: LlamaForCausalLM, block: int = 6) -> TrainedDFlash:
     """The same one for the same target, of two layers."""
+    torch.manual_seed(0)
+    return TrainedDFlash(_shape(target, block))
+
+
+def tiny_dspark(target: LlamaForCausalLM, block: int = 5, *, confidence: bool = True) -> TrainedDSpark:
+    """The same one for the same target, of two layers, with a Markov head that says something."""
+    torch.manual_seed(0)
+    drafter = TrainedDSpark(replace(_shape(target, block), markov_rank=4, confidence=confidence))
+    for table in drafter.markov_head.parameters():
+        nn.init.normal_(table, std=0.7)
+    return drafter
+
+
+def _shape(target: LlamaForCausalLM, block: int) -> BlockDrafterShape:
     config = target.config
-    shape = DFlashShape(
+    return BlockDrafterShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         layers=2,
@@ -26,5 +43,3 @@ def tiny_dflash(target: LlamaForCausalLM, block: int = 6) -> tuple[DFlashShape, 
         block=block,
         mask=1,
     )
-    torch.manual_seed(0)
-    return shape, DFlashDrafter(shape.sizes())

@@ -29,6 +29,7 @@ class Trained(StrEnum):
     GRIFFIN = "griffin"
     EAGLE3 = "eagle3"
     DFLASH = "dflash"
+    DSPARK = "dspark"
     MOA = "moa"
 
 

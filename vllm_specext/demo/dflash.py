@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from vllm_specext.training.dflash.shape import DFlashShape
+from vllm_specext.training.block.shape import BlockDrafterShape
 from vllm_specext.training.eagle3.shape import layers_to_read
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ MASK = 1
 """The token that stands for what is not drafted yet: the mark of a user's turn, which nothing drafts."""
 
 
-def shape_for(config: "LlamaConfig") -> DFlashShape:
+def shape_for(config: "LlamaConfig") -> BlockDrafterShape:
     """A drafter of one layer, which reads the same states as the bundled EAGLE-3 drafter."""
-    return DFlashShape(
+    return BlockDrafterShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         layers=1,

@@ -22,7 +22,7 @@ from vllm_specext.demo.dflash import BLOCK, MASK, shape_for
 from vllm_specext.demo.draft_batches import Batch, DraftBatches
 from vllm_specext.demo.training_text import arguments, state_file, training_rows
 from vllm_specext.methods.block.model import DFlashDrafter, blocks
-from vllm_specext.training.dflash.checkpoint import write_checkpoint
+from vllm_specext.training.block.checkpoint import write_checkpoint
 from vllm_specext.training.loop import fit
 from vllm_specext.training.optimization import linear, make_optimizers
 from vllm_specext.training.processes import is_first_process

@@ -1,6 +1,6 @@
 """The methods whose drafters can be trained, by the names of the command."""
 
-from vllm_specext.training.pipeline.dflash import DFlashMethod
+from vllm_specext.training.pipeline.block import DFLASH_METHOD, DSPARK_METHOD
 from vllm_specext.training.pipeline.eagle3 import Eagle3Method
 from vllm_specext.training.pipeline.griffin import GriffinMethod
 from vllm_specext.training.pipeline.method import TrainedMethod
@@ -9,6 +9,7 @@ from vllm_specext.training.pipeline.moa import MoAMethod
 TRAINABLE: dict[str, TrainedMethod] = {
     "griffin": GriffinMethod(),
     "eagle3": Eagle3Method(),
-    "dflash": DFlashMethod(),
+    "dflash": DFLASH_METHOD,
+    "dspark": DSPARK_METHOD,
     "moa": MoAMethod(),
 }

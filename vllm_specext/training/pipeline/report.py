@@ -55,8 +55,9 @@ def loss_figure(log: Log) -> Figure:
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     places = _places(log)
     known = {"token": "token loss, nats", "feature": "feature loss", "counted": "positions that count"}
+    known |= {"accepted": "accepted of drawn tokens", "confidence": "confidence loss, nats"}
     names = {name: label for name, label in known.items() if any(name in entry for entry in log)}
-    line = "token" if list(names) == ["token"] else "pass"
+    line = "token" if list(names) == ["token"] or "accepted" in names else "pass"
     for axes, (name, label) in zip(figure.subplots(1, len(names), squeeze=False)[0], names.items(), strict=True):
         losses = [_of_passes(entry, name) for entry in log]
         for number in range(max(map(len, losses))):
@@ -66,7 +67,7 @@ def loss_figure(log: Log) -> Figure:
         axes.set_title(label, fontsize="medium")
         axes.set_xlabel("step")
         axes.set_ylim(bottom=0)
-        if name == "counted":
+        if name in ("counted", "accepted"):
             axes.yaxis.set_major_formatter(PercentFormatter(1))
     figure.axes[0].legend(fontsize="small")
     return figure

@@ -8,7 +8,7 @@ from typing import Any
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.speculative_config import short
 from vllm_specext.training.recipes import griffin, moa
-from vllm_specext.training.recipes.dflash import DFlashRecipe
+from vllm_specext.training.recipes.block import DFlashRecipe, DSparkRecipe
 from vllm_specext.training.recipes.eagle3 import Eagle3Recipe
 from vllm_specext.training.recipes.griffin import GriffinRecipe
 from vllm_specext.training.recipes.moa import MoARecipe
@@ -22,6 +22,7 @@ KEYS: dict[str, type[StagedKeys]] = {
     "griffin": GriffinRecipe,
     "eagle3": Eagle3Recipe,
     "dflash": DFlashRecipe,
+    "dspark": DSparkRecipe,
     "moa": MoARecipe,
 }
 """The keys of each method's recipes."""
@@ -29,6 +30,7 @@ NAMED: dict[str, dict[str, dict[str, Any]]] = {
     "griffin": {"ours": {}, "released": griffin.RELEASED},
     "eagle3": {"ours": {}},
     "dflash": {"ours": {}},
+    "dspark": {"ours": {}},
     "moa": {"ours": {}, "released": moa.RELEASED},
 }
 """Each method's recipes, as far as they differ from the defaults."""

@@ -1,4 +1,4 @@
-"""The sizes of a DFlash drafter, and the target's layers that it reads."""
+"""The sizes of a DFlash or DSpark drafter, and the target's layers that it reads."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ STATES = 5
 
 
 @dataclass(frozen=True)
-class DFlashShape:
+class BlockDrafterShape:
     """All that is needed to build a drafter with the target's vocabulary and hidden size."""
 
     vocab_size: int
@@ -33,6 +33,15 @@ class DFlashShape:
     """Rows of a block: the last token of the text, and mask tokens."""
     mask: int
     """The token that stands for those that are not known yet."""
+    markov_rank: int | None = None
+    """Width of DSpark's Markov head; DFlash has none."""
+    confidence: bool = False
+    """Whether a DSpark drafter has a confidence head."""
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that a block drafts: DSpark's rows give the token after their own, DFlash's mask tokens their own."""
+        return self.block if self.markov_rank is not None else self.block - 1
 
     def sizes(self) -> Sizes:
         return Sizes(
@@ -60,7 +69,15 @@ class DFlashShape:
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             mlp_size=self.mlp_size,
+            markov_rank=self.markov_rank,
+            confidence_size=self.hidden_size + (self.markov_rank or 0) if self.confidence else None,
         )
+
+    def trained(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of what is trained, by name."""
+        shapes = self.parameters()
+        head = {name: shape for name, shape in shapes.optional().items() if name.startswith("confidence_head.")}
+        return {**shapes.required(), **head}
 
 
 def layers_to_read(count: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""DFlash drafters that are trained, on disk, in the layout of the released checkpoints.
+"""DFlash and DSpark drafters that are trained, on disk, in the layouts of the released checkpoints.
 
 Of the many layouts of such files those are read whose drafter is one that is trained here: full attention in all
 layers, the target's vocabulary, and no scales. `methods/block` checks and serves the others too.
@@ -22,50 +22,31 @@ from vllm_specext.methods.checkpoints import (
     write_files,
 )
 from vllm_specext.methods.stock.checkpoint import check_checkpoint, weight_files
-from vllm_specext.training.dflash.shape import DFlashShape
+from vllm_specext.training.block.layouts import DFLASH, DSPARK, OWN, PLAIN, Layout
+from vllm_specext.training.block.shape import BlockDrafterShape
 
-ARCHITECTURE, SECTION = "DFlashDraftModel", "dflash_config"
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 """Tensors that a file may have, which are the target's."""
-PLAIN: dict[str, tuple[Any, ...]] = {
-    "architectures": ([ARCHITECTURE],),
-    "model_type": ("qwen3",),
-    "hidden_act": ("silu", None),
-    "attention_bias": (False, None),
-    "use_sliding_window": (False, None),
-    "draft_vocab_size": (None,),
-    "target_hidden_size": (None,),
-    "quantization_config": (None,),
-    "use_aux_hidden_state": (True, None),
-    **dict.fromkeys(("sample_from_anchor", "is_causal", "causal", "add_swa_attention_sink_bias"), (False, None)),
-    **dict.fromkeys(("attention_sink_bias", "final_logit_softcapping"), (False, None)),
-    **dict.fromkeys(("input_embedding_scale", "output_multiplier", "logit_scale"), (1, 1.0, None)),
-}
-"""Keys, at the top or in the section, that say that a drafter is another one than ours, with the values that do not."""
-OWN = ("mask_token_id", "target_layer_ids")
-"""The keys of the section."""
 
 
-def read_shape(directory: Path) -> DFlashShape:
+def read_shape(directory: Path, layout: Layout) -> BlockDrafterShape:
     """The drafter in ``directory``, whose tensors are compared with ``config.json``.
 
-    Raises ``ConfigurationError``, also for a DFlash drafter that is another one than ours.
+    Raises ``ConfigurationError``, also for a drafter of the method that is another one than ours.
     """
     config, place = read_config(directory), directory / "config.json"
-    section = config.get(SECTION)
-    if not isinstance(section, dict) or not set(OWN) <= section.keys():
-        raise ConfigurationError(f"{place}: {SECTION} is {section!r}; expected an object with {' and '.join(OWN)}.")
-    for key, allowed in PLAIN.items():
-        name, found = (f"{SECTION}.{key}", section[key]) if key in section else (key, config.get(key))
+    section = _section(place, config, layout)
+    for key, allowed in {"architectures": ([layout.architecture],), **PLAIN, **layout.plain}.items():
+        name, found = (layout.name(key), section[key]) if key in section else (key, config.get(key))
         if found not in allowed:
             raise ConfigurationError(
-                f"{place}: {name} is {found!r}; a DFlash drafter that is trained here has "
+                f"{place}: {name} is {found!r}; a {layout.title} drafter that is trained here has "
                 f"{' or '.join(map(repr, allowed))}."
             )
     if set(config.get("layer_types") or []) - {"full_attention"}:
         raise ConfigurationError(
-            f"{place}: layer_types is {config['layer_types']!r}; a DFlash drafter that is trained here has full "
-            "attention alone."
+            f"{place}: layer_types is {config['layer_types']!r}; a {layout.title} drafter that is trained here has "
+            "full attention alone."
         )
     keys = {
         "vocab_size": "vocab_size",
@@ -80,12 +61,15 @@ def read_shape(directory: Path) -> DFlashShape:
         "block_size": "block",
     }
     sizes = {name: positive(directory, config, key, int) for key, name in keys.items()}
-    shape = DFlashShape(
+    if layout is DSPARK:
+        sizes["markov_rank"] = positive(directory, config, "markov_rank", int)
+    shape = BlockDrafterShape(
         **sizes,
         rms_norm_eps=positive(directory, config, "rms_norm_eps", float),
         rope_theta=read_rotary(directory, config, ("default",)).theta,
-        reads=_reads(place, section["target_layer_ids"], sizes["target_layers"]),
-        mask=_mask(place, section["mask_token_id"], sizes["vocab_size"]),
+        reads=_reads(place, layout, section["target_layer_ids"], sizes["target_layers"]),
+        mask=_mask(place, layout, section["mask_token_id"], sizes["vocab_size"]),
+        confidence=layout is DSPARK and config.get("enable_confidence_head") is True,
     )
     if shape.heads % shape.kv_heads or shape.head_dim % 2:
         raise ConfigurationError(
@@ -93,6 +77,9 @@ def read_shape(directory: Path) -> DFlashShape:
             f"{shape.head_dim}; expected heads that share keys evenly, of an even size."
         )
     check_checkpoint(directory, shape.parameters())
+    there = {name for file in weight_files(directory) for name in tensor_headers(file)}
+    if missing := sorted(shape.trained().keys() - there):
+        raise ConfigurationError(f"{directory}: the tensor {missing[0]} is missing.")
     return shape
 
 
@@ -106,15 +93,19 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     }
 
 
-def write_checkpoint(directory: Path, shape: DFlashShape, state_dict: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+def write_checkpoint(
+    directory: Path, shape: BlockDrafterShape, state_dict: Mapping[str, Tensor], dtype: torch.dtype
+) -> None:
     """Write a drafter to ``directory`` as ``config.json`` and ``model.safetensors``, weights in ``dtype``."""
     write_files(directory, configuration(shape), state_dict, dtype)
 
 
-def configuration(shape: DFlashShape) -> dict[str, Any]:
+def configuration(shape: BlockDrafterShape) -> dict[str, Any]:
     """The ``config.json`` of a drafter, without the type of its weights."""
-    return {
-        "architectures": [ARCHITECTURE],
+    layout = DFLASH if shape.markov_rank is None else DSPARK
+    own = {"mask_token_id": shape.mask, "target_layer_ids": [layer - 1 for layer in shape.reads]}
+    config = {
+        "architectures": [layout.architecture],
         "model_type": "qwen3",
         "num_hidden_layers": shape.layers,
         "num_target_layers": shape.target_layers,
@@ -131,24 +122,46 @@ def configuration(shape: DFlashShape) -> dict[str, Any]:
         "vocab_size": shape.vocab_size,
         "tie_word_embeddings": False,
         "block_size": shape.block,
-        SECTION: {"mask_token_id": shape.mask, "target_layer_ids": [layer - 1 for layer in shape.reads]},
+    }
+    if layout.section is not None:
+        return {**config, layout.section: own}
+    return {
+        **config,
+        **own,
+        "sample_from_anchor": True,
+        "markov_rank": shape.markov_rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": shape.confidence,
+        **({"confidence_head_with_markov": True} if shape.confidence else {}),
     }
 
 
-def _reads(place: Path, ids: Any, count: int) -> tuple[int, ...]:
+def _section(place: Path, config: dict[str, Any], layout: Layout) -> dict[str, Any]:
+    """The object that has ``OWN``."""
+    section = config if layout.section is None else config.get(layout.section)
+    if not isinstance(section, dict):
+        raise ConfigurationError(
+            f"{place}: {layout.section} is {section!r}; expected an object with {' and '.join(OWN)}."
+        )
+    if missing := [key for key in OWN if key not in section]:
+        raise ConfigurationError(f"{place}: {layout.name(missing[0])} is missing.")
+    return section
+
+
+def _reads(place: Path, layout: Layout, ids: Any, count: int) -> tuple[int, ...]:
+    name = layout.name("target_layer_ids")
     if not isinstance(ids, list) or not ids or any(type(id) is not int for id in ids):
-        raise ConfigurationError(f"{place}: {SECTION}.target_layer_ids is {ids!r}; expected a list of integers.")
+        raise ConfigurationError(f"{place}: {name} is {ids!r}; expected a list of integers.")
     if ids != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= count:
         raise ConfigurationError(
-            f"{place}: {SECTION}.target_layer_ids is {ids}; expected ascending numbers of the target's layers, 0 to "
-            f"{count - 1}."
+            f"{place}: {name} is {ids}; expected ascending numbers of the target's layers, 0 to {count - 1}."
         )
     return tuple(id + 1 for id in ids)
 
 
-def _mask(place: Path, found: Any, vocab_size: int) -> int:
+def _mask(place: Path, layout: Layout, found: Any, vocab_size: int) -> int:
     if type(found) is not int or not 0 <= found < vocab_size:
         raise ConfigurationError(
-            f"{place}: {SECTION}.mask_token_id is {found!r}; expected a token below vocab_size = {vocab_size}."
+            f"{place}: {layout.name('mask_token_id')} is {found!r}; expected a token below vocab_size = {vocab_size}."
         )
     return found

@@ -1,11 +1,11 @@
-"""DFlash's recipe."""
+"""DFlash's and DSpark's recipes."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from vllm_specext.training.recipes.staged import Rate, StagedKeys
-from vllm_specext.training.recipes.values import Count, Positive
+from vllm_specext.training.recipes.values import Count, Positive, Weight
 
 
 class DFlashRecipe(StagedKeys):
@@ -33,3 +33,27 @@ class DFlashRecipe(StagedKeys):
     def chain(self) -> int:
         """Whole blocks."""
         return self.block_size - 1
+
+
+class DSparkRecipe(DFlashRecipe):
+    """How a DSpark drafter is trained; the defaults are the recipe ``ours``. Its epochs, rate, blocks and weights are
+    those of the code that trained DeepSeek's."""
+
+    epochs: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=1)] = (10.0,)
+    weight_decay: Weight = 0.0
+    block_size: Annotated[int, Field(ge=2, le=65)] = 7
+    """Rows of a block, each of which gives the token after its own."""
+    decay: Positive = 4.0
+    markov_rank: Annotated[int, Field(ge=1, le=2**14)] = 256
+    """Width of the Markov head's two tables."""
+    token_weight: Weight = 0.1
+    """Of the cross-entropy against the target's distribution."""
+    distance_weight: Weight = 0.9
+    """Of the sum over all tokens of the difference of both probabilities."""
+    confidence_weight: Weight = 1.0
+    """Of the confidence head's cross-entropy; 0: the drafter has none."""
+
+    @property
+    def chain(self) -> int:
+        """Whole blocks."""
+        return self.block_size

@@ -43,7 +43,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class BlockAttention:
-    """An `Attend` of DFlash's drafter, for the same blocks in all layers."""
+    """An `Attend` of a block drafter, for the same blocks in all layers."""
 
     chunks: tuple[Chunk, ...]
 

@@ -1,0 +1,26 @@
+"""The drafters that are trained, which know what their checkpoint says of them."""
+
+from vllm_specext.methods.block.markov import DSparkDrafter
+from vllm_specext.methods.block.model import DFlashDrafter
+from vllm_specext.training.block.shape import BlockDrafterShape
+
+
+class TrainedDFlash(DFlashDrafter):
+    def __init__(self, shape: BlockDrafterShape) -> None:
+        super().__init__(shape.sizes())
+        self.shape = shape
+
+
+class TrainedDSpark(DSparkDrafter):
+    def __init__(self, shape: BlockDrafterShape) -> None:
+        assert shape.markov_rank is not None
+        super().__init__(shape.sizes(), shape.vocab_size, shape.markov_rank, confidence=shape.confidence)
+        self.shape = shape
+
+
+BlockDrafter = TrainedDFlash | TrainedDSpark
+
+
+def drafter_of(shape: BlockDrafterShape) -> BlockDrafter:
+    """An untrained one."""
+    return TrainedDFlash(shape) if shape.markov_rank is None else TrainedDSpark(shape)
