@@ -54,7 +54,9 @@ class DSparkStep(TrainingStep[BlockBatch]):
             accepted = losses.accepted.view_as(weights)
             loss, terms = losses.loss, {"token": losses.token.view_as(weights), "accepted": accepted}
             if model.confidence_head is not None:
-                terms["confidence"] = _confidence_losses(model.confidence_head(made, before), accepted)
+                # DeepSpec's trains the drafter too, which then drafts a little worse.
+                sure = model.confidence_head(made.detach(), before.detach())
+                terms["confidence"] = _confidence_losses(sure, accepted)
                 loss = loss + self.recipe.confidence_weight * (weights * terms["confidence"]).sum()
         counts = batch.counted.sum(dim=(0, 1))
         sums = {name: ((batch.counted * term.detach()).sum(dim=(0, 1)), counts) for name, term in terms.items()}
