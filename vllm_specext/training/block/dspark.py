@@ -54,7 +54,7 @@ class DSparkStep(TrainingStep[BlockBatch]):
             accepted = losses.accepted.view_as(weights)
             loss, terms = losses.loss, {"token": losses.token.view_as(weights), "accepted": accepted}
             if model.confidence_head is not None:
-                # DeepSpec's trains the drafter too, which then drafts a little worse.
+                # DeepSpec's trains the drafter too. The bundled target accepted a little less of such drafters.
                 sure = model.confidence_head(made.detach(), before.detach())
                 terms["confidence"] = _confidence_losses(sure, accepted)
                 loss = loss + self.recipe.confidence_weight * (weights * terms["confidence"]).sum()
