@@ -13,9 +13,6 @@ from torch import Tensor, nn
 
 from vllm_specext.methods.block.model import DFlashDrafter, Sizes
 
-DEVIATION = 0.02
-"""Standard deviation of a new Markov head's numbers, which add next to nothing then."""
-
 
 class MarkovHead(nn.Module):
     """Two tables of tokens: the logits of ``y`` after ``x`` get ``markov_w1[x] · markov_w2[y]``."""
@@ -24,8 +21,6 @@ class MarkovHead(nn.Module):
         super().__init__()
         self.markov_w1 = nn.Embedding(vocab_size, rank)
         self.markov_w2 = nn.Embedding(vocab_size, rank)
-        for table in (self.markov_w1, self.markov_w2):
-            nn.init.normal_(table.weight, std=DEVIATION)
 
     def forward(self, before: Tensor) -> Tensor:
         """What is added to the logits ``[..., V]`` after the tokens ``before`` ``[...]``."""
