@@ -20,11 +20,15 @@ from tests.unit.test_dflash_layouts import (
     dflash,
     markov,
 )
+from tests.unit.tiny_dflash import tiny_dflash, tiny_dspark
+from tests.unit.tiny_llama import tiny_llama
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.block.scales import Scales, scale, scales_of
 from vllm_specext.methods.block.sight import sights_of
 from vllm_specext.methods.stock.config import Drafter, read_drafter
 from vllm_specext.options.stock import DFlashTreeOptions, DSparkTreeOptions
+from vllm_specext.training.block import layouts
+from vllm_specext.training.block.checkpoint import configuration
 
 WINDOW = 16
 MIXED: Config = {
@@ -115,6 +119,12 @@ def test_scales_are_found_in_the_section_and_at_the_top(tmp_path: Path) -> None:
 
 def test_speculators_drafters_read_the_embedding_as_it_is(tmp_path: Path) -> None:
     assert scales_of(drafter(tmp_path, SPECULATORS)) == Scales()
+
+
+@pytest.mark.parametrize("layout", [layouts.DFLASH, layouts.DSPARK], ids=lambda layout: layout.title)
+def test_embeddings_are_served_as_they_were_trained_with(layout: layouts.Layout, tmp_path: Path) -> None:
+    made = (tiny_dflash if layout is layouts.DFLASH else tiny_dspark)(tiny_llama(6))
+    assert scales_of(drafter(tmp_path, configuration(made.shape))).reads_as_target == layout.embeds_as_target
 
 
 def test_dsparks_drafters_have_none(tmp_path: Path) -> None:

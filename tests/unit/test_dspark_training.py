@@ -1,4 +1,4 @@
-"""DSpark's training, against DeepSpec's loss, by one block and one row of text at a time."""
+"""DSpark's training, against its definition, by one block and one row of text at a time."""
 
 from collections.abc import Iterator
 
@@ -79,7 +79,7 @@ def positions(rows: list[list[FeatureRow]], batch: BlockBatch) -> Iterator[tuple
 
 
 def defined(rows: list[list[FeatureRow]], batch: BlockBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss as DeepSpec defines it, a sum, and the sums of its terms by place, ``[WIDTH]``."""
+    """The loss, a sum, and the sums of its terms by place, ``[WIDTH]``."""
     loss = torch.zeros(())
     terms = {name: torch.zeros(WIDTH) for name in ("token", "accepted", "confidence")}
     for level, own, wanted, sure in positions(rows, batch):
@@ -157,7 +157,7 @@ def test_a_head_that_is_trained_is_refused() -> None:
     with pytest.raises(ValueError, match="the head is trained"):
         dspark_losses(
             torch.nn.Parameter(torch.zeros(4, 3)), Drafted(nothing, nothing, torch.zeros(4, 3)), nothing,
-            torch.ones(2), LossWeights(), Logits(),
+            torch.ones(2), LossWeights(1.0, 1.0), Logits(),
         )  # fmt: skip
 
 
@@ -168,8 +168,9 @@ def test_simulated_chains_are_those_of_one_token_after_the_other(monkeypatch: py
     assert row.aux is not None
     states = row.aux[:-1].float()
     found = simulate_dspark(DRAFTER, ENDS, row.token_ids[None, 1:], states[None], length)
-    monkeypatch.setattr("vllm_specext.training.block.simulation.TOGETHER", 3 * length)
-    assert torch.equal(simulate_dspark(DRAFTER, ENDS, row.token_ids[None, 1:], states[None], length), found)
+    for name, few in (("TOGETHER", 3 * length), ("SCORED", 2)):
+        monkeypatch.setattr(f"vllm_specext.training.block.simulation.{name}", few)
+        assert torch.equal(simulate_dspark(DRAFTER, ENDS, row.token_ids[None, 1:], states[None], length), found)
     without = 0
     for place in range(1, 17):
         made, chain = drafted(row.token_ids, states, place, length), [row.token_ids[place]]
@@ -180,8 +181,16 @@ def test_simulated_chains_are_those_of_one_token_after_the_other(monkeypatch: py
     assert without < 16  # the Markov head says something
 
 
-def test_muon_leaves_tables_of_tokens_to_adamw() -> None:
-    adamw, muon = make_optimizers(DRAFTER, "muon", 0.1, 0.0, 5.0)
-    tables = set(DRAFTER.markov_head.parameters())
-    assert tables <= set(adamw.param_groups[0]["params"])
-    assert not tables & set(muon.param_groups[0]["params"])
+def test_a_batch_weighs_what_its_loss_is_divided_by(batch: BlockBatch) -> None:
+    """So that a step's gradient is the same, however its packs are shared by processes."""
+    made = DSparkStep(DRAFTER, ENDS, WIDTH, RECIPE)
+    torch.testing.assert_close(made.weight(batch), made(batch, Progress(1, 1, 0.0)).counts)
+
+
+def test_muon_leaves_tables_of_tokens_and_single_rows_to_adamw() -> None:
+    adamw, muon = (set(each.param_groups[0]["params"]) for each in make_optimizers(DRAFTER, "muon", 0.1, 0.0, 5.0))
+    assert DRAFTER.confidence_head is not None
+    assert {*DRAFTER.markov_head.parameters(), *DRAFTER.confidence_head.parameters()} <= adamw
+    assert DRAFTER.fc.weight in muon
+    assert adamw | muon == set(DRAFTER.parameters())
+    assert not adamw & muon

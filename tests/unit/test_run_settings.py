@@ -140,6 +140,12 @@ def test_a_wrong_key_of_moas_recipe_is_one_sentence(changes: list[str], expected
     assert expected in str(refused.value)
 
 
+def test_a_recipe_with_which_a_dspark_drafter_learns_nothing_is_refused() -> None:
+    read_recipe("dspark", "ours", ["token_weight=0"])
+    with pytest.raises(ConfigurationError, match=r"token_weight 0 and distance_weight 0, with which .* learns"):
+        read_recipe("dspark", "ours", ["token_weight=0", "distance_weight=0"])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [

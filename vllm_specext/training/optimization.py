@@ -10,18 +10,18 @@ from vllm_specext.training.muon import Float32Muon
 from vllm_specext.training.step import Progress
 
 OptimizerName = Literal["adamw", "muon"]
-"""``muon``: Muon for the matrices of layers, AdamW for the rest."""
+"""``muon``: Muon for the matrices, but for tables of tokens and single rows; AdamW for the rest."""
 
 
 def make_optimizers(
     model: nn.Module, name: OptimizerName, rate: float, weight_decay: float, muon_factor: float
 ) -> list[torch.optim.Optimizer]:
-    """AdamW at ``rate`` for what ``model`` trains; Muon, if asked for, at ``muon_factor`` times it for its matrices, of
-    which tables of tokens are none."""
+    """AdamW at ``rate`` for what ``model`` trains; Muon, if asked for, at ``muon_factor`` times it for its matrices."""
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     trained = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.ndim == 2 and p not in tables] if name == "muon" else []
-    others = [p for p in trained if p.ndim != 2 or p in tables or name == "adamw"]
+    matrices = [p for p in trained if p.ndim == 2 and len(p) > 1 and p not in tables] if name == "muon" else []
+    chosen = set(matrices)
+    others = [p for p in trained if p not in chosen]
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=weight_decay)
     ]

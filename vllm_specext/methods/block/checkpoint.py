@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from vllm_specext.methods.checkpoints import Shapes
 from vllm_specext.methods.stock.checkpoint import meaning_of_any
 
+MAX_BLOCK = 65
+"""The most rows of a block; released drafters have up to 16."""
+
 
 @dataclass(frozen=True)
 class Second:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.block.checkpoint import BlockShape, Second
+from vllm_specext.methods.block.checkpoint import MAX_BLOCK, BlockShape, Second
 from vllm_specext.methods.block.keys import Keys
 from vllm_specext.methods.block.scales import Scales, scales_of
 from vllm_specext.methods.block.sight import Sight, sights_of
@@ -24,8 +24,6 @@ DSPARK = "Qwen3DSparkForCausalLM"
 DFLASH2 = "DFlash2Qwen3ForCausalLM"
 """vLLM's class of DFlash's second kind."""
 
-MAX_BLOCK = 65
-"""The most rows of a block; released drafters have up to 16."""
 MOST = {
     "conv_kernel_size": MAX_BLOCK,
     "conv_group_size": MAX_DIMENSION,

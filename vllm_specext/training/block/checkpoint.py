@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.block.checkpoint import MAX_BLOCK
 from vllm_specext.methods.checkpoints import (
     DRAFT_VOCABULARY,
     load_tensor,
@@ -63,13 +64,21 @@ def read_shape(directory: Path, layout: Layout) -> BlockDrafterShape:
     sizes = {name: positive(directory, config, key, int) for key, name in keys.items()}
     if layout is DSPARK:
         sizes["markov_rank"] = positive(directory, config, "markov_rank", int)
+    if not 2 <= sizes["block"] <= MAX_BLOCK:
+        raise ConfigurationError(f"{place}: block_size is {sizes['block']}; expected an integer of 2 to {MAX_BLOCK}.")
+    confidence = layout is DSPARK and config.get("enable_confidence_head") is True
+    if confidence and config.get("confidence_head_with_markov") is not True:
+        raise ConfigurationError(
+            f"{place}: confidence_head_with_markov is {config.get('confidence_head_with_markov')!r}; a DSpark drafter "
+            "that is trained here has True where it has a confidence head."
+        )
     shape = BlockDrafterShape(
         **sizes,
         rms_norm_eps=positive(directory, config, "rms_norm_eps", float),
         rope_theta=read_rotary(directory, config, ("default",)).theta,
         reads=_reads(place, layout, section["target_layer_ids"], sizes["target_layers"]),
         mask=_mask(place, layout, section["mask_token_id"], sizes["vocab_size"]),
-        confidence=layout is DSPARK and config.get("enable_confidence_head") is True,
+        confidence=confidence,
     )
     if shape.heads % shape.kv_heads or shape.head_dim % 2:
         raise ConfigurationError(

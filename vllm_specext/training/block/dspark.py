@@ -1,9 +1,10 @@
 """DSpark's training (arXiv 2607.05147): DFlash's, of blocks whose rows give the token after their own, with a Markov
 head, which knows the token before, and a confidence head, which learns how likely a token is accepted.
 
-The loss is DeepSpec's: mostly the distance of the drafter's distribution from the target's, of which follows how many
-drawn tokens are accepted. Later tokens of a block weigh less. The embedding and the head are the target's and stay as
-they are.
+The loss is mostly the distance of the drafter's distribution from the target's, of which follows how many drawn tokens
+are accepted. Later tokens of a block weigh less. Parts and weights are DeepSpec's, DeepSeek's own training, but for two
+things: the cross-entropy is against the target's distribution in the place of the text's token, and what the confidence
+head learns does not reach the drafter. The embedding and the head are the target's and stay as they are.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from vllm_specext.training.step import Progress, Sums, TrainingStep
 
 @dataclass(frozen=True)
 class DSparkTraining(BlockTraining):
-    """How to train. The defaults are DeepSpec's."""
+    """How to train. The decay and the weights are DeepSpec's."""
 
     decay: float = 4.0
     """For blocks of 7."""
@@ -54,7 +55,7 @@ class DSparkStep(TrainingStep[BlockBatch]):
             accepted = losses.accepted.view_as(weights)
             loss, terms = losses.loss, {"token": losses.token.view_as(weights), "accepted": accepted}
             if model.confidence_head is not None:
-                # DeepSpec's trains the drafter too. The bundled target accepted a little less of such drafters.
+                # DeepSpec's trains the drafter too. The bundled target accepted no more of such drafters.
                 sure = model.confidence_head(made.detach(), before.detach())
                 terms["confidence"] = _confidence_losses(sure, accepted)
                 loss = loss + self.recipe.confidence_weight * (weights * terms["confidence"]).sum()
@@ -63,7 +64,7 @@ class DSparkStep(TrainingStep[BlockBatch]):
         return Sums(loss, weights.sum(), sums)
 
     def weight(self, batch: BlockBatch) -> Tensor:
-        return batch.counted.sum()
+        return (batch.counted * self.weights).sum()
 
 
 def _confidence_losses(logits: Tensor, accepted: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ from vllm_specext.training.logits import Logits
 
 @dataclass(frozen=True)
 class LossWeights:
-    """Of both parts of a position's loss, as in DeepSpec."""
+    """Of both parts of a position's loss."""
 
-    token: float = 0.1
+    token: float
     """Cross-entropy against the target's distribution."""
-    distance: float = 0.9
+    distance: float
     """The sum over all tokens of the difference of both probabilities."""
 
 

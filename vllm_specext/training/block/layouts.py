@@ -32,13 +32,17 @@ class Layout:
     """The key of the object that has ``OWN``; ``None``: they are at the top."""
     plain: Mapping[str, tuple[Any, ...]]
     """Further keys like ``PLAIN``."""
+    embeds_as_target: bool
+    """Whether a server multiplies the drafter's embeddings by what the target multiplies its own by."""
 
     def name(self, key: str) -> str:
         """Of one of ``OWN``, as a message has it."""
         return key if self.section is None else f"{self.section}.{key}"
 
 
-DFLASH = Layout("DFlash", "DFlashDraftModel", "dflash_config", {"sample_from_anchor": (False, None)})
+DFLASH = Layout(
+    "DFlash", "DFlashDraftModel", "dflash_config", {"sample_from_anchor": (False, None)}, embeds_as_target=True
+)
 DSPARK = Layout(
     "DSpark",
     "Qwen3DSparkModel",
@@ -49,4 +53,5 @@ DSPARK = Layout(
         "enable_confidence_head": (True, False, None),
         "confidence_head_with_markov": (True, None),
     },
+    embeds_as_target=False,
 )

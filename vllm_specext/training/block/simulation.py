@@ -9,6 +9,7 @@ from vllm_specext.methods.block.markov import DSparkDrafter
 from vllm_specext.methods.block.model import DFlashDrafter
 from vllm_specext.training.block.attention import BlockAttention
 from vllm_specext.training.block.ends import Ends
+from vllm_specext.training.chains import TOGETHER as SCORED
 from vllm_specext.training.chains import most_likely
 
 TOGETHER = 4096
@@ -30,10 +31,11 @@ def simulate_dspark(model: DSparkDrafter, ends: Ends, token_ids: Tensor, states:
     """The greedy chain of ``length`` tokens after each of ``token_ids``, of the shapes of `simulate_dflash`'s."""
     parts = []
     for first_ids, made in _blocks(model, ends, token_ids, states, length):
-        chain = [first_ids]
-        for features in made.unbind(dim=2):
-            chain.append((features @ ends.head.T + model.markov_head(chain[-1])).argmax(dim=-1))
-        parts.append(torch.stack(chain[1:], dim=-1))
+        for ids, some in zip(first_ids.split(SCORED, dim=1), made.split(SCORED, dim=1), strict=True):
+            chain = [ids]
+            for features in some.unbind(dim=2):
+                chain.append((features @ ends.head.T + model.markov_head(chain[-1])).argmax(dim=-1))
+            parts.append(torch.stack(chain[1:], dim=-1))
     return torch.cat(parts, dim=1)
 
 

@@ -118,19 +118,18 @@ class BlockMethod:
         shape = read_shape(folder, self.layout)
         kept: dict[str, Any] = {"mlp_size": shape.mlp_size, "layers": shape.layers, "block_size": shape.block}
         kept["mask_token_id"] = shape.mask
-        if shape.markov_rank is not None:
-            kept["markov_rank"] = shape.markov_rank
-            kept |= {} if shape.confidence else {"confidence_weight": 0.0}
-        return kept
+        return kept if shape.markov_rank is None else {**kept, "markov_rank": shape.markov_rank}
 
     def begin(self, target: TargetModel, recipe: DFlashRecipe, init: Path | None, device: torch.device) -> Drafter:
-        if init is not None:
-            return _with_ends(self.read(init, target), target, device)
-        shape = _shape(target, recipe)
+        shape = _shape(target, recipe) if init is None else _as_asked(read_shape(init, self.layout), recipe)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             model = drafter_of(shape)
-        return _with_ends(model, target, device)
+        if init is not None:
+            # All but a confidence head that the recipe wants and the file has not, or the other way round.
+            there = read_tensors(init)
+            model.load_state_dict({name: there.get(name, new) for name, new in model.state_dict().items()})
+        return self._with_ends(model, target, device)
 
     def read(self, folder: Path, target: TargetModel) -> BlockDrafter:
         model = drafter_of(read_shape(folder, self.layout))
@@ -138,7 +137,7 @@ class BlockMethod:
         return model
 
     def load(self, folder: Path, target: TargetModel, device: torch.device, *, bfloat16: bool = False) -> Drafter:
-        return _with_ends(self.read(folder, target), target, device)
+        return self._with_ends(self.read(folder, target), target, device)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         assert isinstance(model, TrainedDFlash | TrainedDSpark)
@@ -148,16 +147,16 @@ class BlockMethod:
         assert row.aux is not None
         return row.aux
 
+    def _with_ends(self, model: BlockDrafter, target: TargetModel, device: torch.device) -> DrafterWithEnds:
+        ends = TargetEnds(target)
+        embedding = ends.get_input_embeddings().weight.detach().to(device)
+        scale = ends.embedding_scale if self.layout.embeds_as_target else 1.0
+        own = Ends(embedding, ends.head.to(device), model.shape.mask, scale, ends.logits)
+        return DrafterWithEnds(model.to(device), own)
+
 
 DFLASH_METHOD = BlockMethod(DFLASH, "dflash-tree")
 DSPARK_METHOD = BlockMethod(DSPARK, "dspark-tree")
-
-
-def _with_ends(model: BlockDrafter, target: TargetModel, device: torch.device) -> DrafterWithEnds:
-    ends = TargetEnds(target)
-    embedding = ends.get_input_embeddings().weight.detach()
-    own = Ends(embedding.to(device), ends.head.to(device), model.shape.mask, ends.embedding_scale, ends.logits)
-    return DrafterWithEnds(model.to(device), own)
 
 
 def _rows_of_token(recipe: DFlashRecipe) -> float:
@@ -190,6 +189,9 @@ def _shape(target: TargetModel, recipe: DFlashRecipe) -> BlockDrafterShape:
         block=recipe.block_size,
         mask=mask_token(target, recipe),
     )
-    if not isinstance(recipe, DSparkRecipe):
-        return shape
-    return replace(shape, markov_rank=recipe.markov_rank, confidence=recipe.confidence_weight > 0)
+    return _as_asked(replace(shape, markov_rank=getattr(recipe, "markov_rank", None)), recipe)
+
+
+def _as_asked(shape: BlockDrafterShape, recipe: DFlashRecipe) -> BlockDrafterShape:
+    """With a confidence head where the ``recipe`` trains one."""
+    return replace(shape, confidence=isinstance(recipe, DSparkRecipe) and recipe.confidence_weight > 0)

@@ -9,7 +9,10 @@ from vllm_specext.training.recipes.block import DFlashRecipe
 
 def mask_token(target: TargetModel, recipe: DFlashRecipe) -> int:
     """The recipe's, or a token that texts do not have: the first that only the embedding knows, the padding, or one
-    that the tokenizer has in reserve. Raises ``ConfigurationError`` where there is none."""
+    that the tokenizer has in reserve; where the padding ends answers too, it comes last.
+
+    Raises ``ConfigurationError`` where there is none.
+    """
     asked = recipe.mask_token_id
     if asked is not None:
         if asked >= target.vocab_size:
@@ -22,12 +25,13 @@ def mask_token(target: TargetModel, recipe: DFlashRecipe) -> int:
     known = tokenizer.get_vocab()
     if (above := max(known.values()) + 1) < target.vocab_size:
         return above
-    if tokenizer.pad_token_id is not None:
-        return int(tokenizer.pad_token_id)
+    padding, ends = tokenizer.pad_token_id, tokenizer.eos_token_id
+    paddings = [padding] if padding is not None and padding < target.vocab_size else []
     reserved = [number for number, token in tokenizer.added_tokens_decoder.items() if "reserved" in str(token)]
-    if not reserved:
+    found = [*(each for each in paddings if each != ends), *sorted(reserved), *paddings]
+    if not found:
         raise ConfigurationError(
             "the target's tokenizer has a text for every token, and no padding; the recipe's key 'mask_token_id' has "
             "to name a token that texts do not have."
         )
-    return min(reserved)
+    return int(found[0])

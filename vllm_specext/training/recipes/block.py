@@ -1,9 +1,10 @@
 """DFlash's and DSpark's recipes."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from vllm_specext.methods.block.checkpoint import MAX_BLOCK
 from vllm_specext.training.recipes.staged import Rate, StagedKeys
 from vllm_specext.training.recipes.values import Count, Positive, Weight
 
@@ -19,7 +20,7 @@ class DFlashRecipe(StagedKeys):
     clip_value: Positive = 0.5
     layers: Annotated[int, Field(ge=1, le=64)] = 5
     """Of the drafter."""
-    block_size: Annotated[int, Field(ge=2, le=65)] = 16
+    block_size: Annotated[int, Field(ge=2, le=MAX_BLOCK)] = 16
     """Rows of a block: the last token of a text, and mask tokens for those after it."""
     anchors: Count = 512
     """Blocks in a pack."""
@@ -41,7 +42,7 @@ class DSparkRecipe(DFlashRecipe):
 
     epochs: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=1)] = (10.0,)
     weight_decay: Weight = 0.0
-    block_size: Annotated[int, Field(ge=2, le=65)] = 7
+    block_size: Annotated[int, Field(ge=2, le=MAX_BLOCK)] = 7
     """Rows of a block, each of which gives the token after its own."""
     decay: Positive = 4.0
     markov_rank: Annotated[int, Field(ge=1, le=2**14)] = 256
@@ -52,6 +53,15 @@ class DSparkRecipe(DFlashRecipe):
     """Of the sum over all tokens of the difference of both probabilities."""
     confidence_weight: Weight = 1.0
     """Of the confidence head's cross-entropy; 0: the drafter has none."""
+
+    @model_validator(mode="after")
+    def _learns(self) -> Self:
+        if not self.token_weight + self.distance_weight:
+            raise ValueError(
+                "the recipe has token_weight 0 and distance_weight 0, with which a drafter learns nothing; one of both "
+                "has to be above 0"
+            )
+        return self
 
     @property
     def chain(self) -> int:
