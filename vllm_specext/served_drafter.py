@@ -144,7 +144,7 @@ def _method(place: str, kind: Any, asked: str | None) -> str:
         )
     method: str = kind if asked is None else asked
     drafter = METHODS[method].options.model_fields.get("model")
-    if drafter is None or not drafter.is_required():
+    if drafter is None:
         raise ConfigurationError(
             f"{place}: speculators_model_type is {method!r}, a method that has no drafter: serve the target with it."
         )

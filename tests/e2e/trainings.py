@@ -1,17 +1,14 @@
 """The command that trains a drafter, as a user runs it, small enough for two cores."""
 
-import inspect
 import json
 import os
 import signal
-import statistics
-import subprocess
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chats import write_chats
 from tests.forks import Fork
 
 _SMALL = """
@@ -32,15 +29,6 @@ learning_rates = [8e-3, 4.8e-3]
 {_SMALL}"""
 PROGRAM = "tests.e2e.forked_stages:main"
 MODULE = "vllm_specext.training.pipeline.train"
-
-
-def write_chats(path: Path, count: int) -> None:
-    """Questions of a user: parts of what Python's own library says of itself."""
-    modules = (statistics, textwrap, json, subprocess, inspect, signal)
-    texts = [inspect.getdoc(thing) or "" for module in modules for _, thing in inspect.getmembers(module)]
-    kept = [text[:120] for text in dict.fromkeys(texts) if len(text) > 60][:count]
-    assert len(kept) == count
-    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in kept))
 
 
 class Training:

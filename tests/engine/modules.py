@@ -92,6 +92,13 @@ def add_module(folder: Path, layout: Layout, layer: Any) -> None:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
+def replace_module(folder: Path, layout: Layout, tensors: dict[str, Tensor]) -> None:
+    """Give the target in ``folder``, to which a module was added, another one with these ``tensors``."""
+    save_file(load_file(folder / WEIGHTS) | tensors, folder / WEIGHTS)
+    own = {name.replace(layout.layer, LAYER): each for name, each in tensors.items() if name.startswith(layout.layer)}
+    save_file(load_file(folder / MODULE / WEIGHTS) | own, folder / MODULE / WEIGHTS, metadata={"format": "pt"})
+
+
 class Kept:
     """Keys and values as transformers asks for them."""
 

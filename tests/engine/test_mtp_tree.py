@@ -4,23 +4,25 @@ The target is made: the bundled one in MiMo's layout, whose attention has biases
 few drafts are accepted; what is drafted is compared with the same module in plain torch.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu
 
+from benchmarks.mimo import make_mimo
 from tests.engine.conftest import Result, any_sizes, of_method
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.test_serving_model import Pass
 from tests.engine.test_tree_drafting import REQUEST, Drafter, Replay, accepted, drafts, record
-from tests.engine.workload import TARGET, copy_tokenizer
-from vllm_specext.methods.layers import KV, Attention, Rotary, extend
+from vllm_specext.methods.layers import KV, extend
+from vllm_specext.training.mtp.model import MtpModule
+from vllm_specext.training.pipeline.chained import ChainedDrafter
+from vllm_specext.training.pipeline.mtp import MtpMethod
+from vllm_specext.training.pipeline.target import read_target
+from vllm_specext.training.recipes.mtp import MtpRecipe
 
 Engines = Callable[..., Result]
 
@@ -30,54 +32,6 @@ NODES, TOP_K, LEVELS = 24, 4, 6
 @pytest.fixture(scope="module")
 def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_mimo(tmp_path_factory.mktemp("mimo"))
-
-
-def make_mimo(folder: Path, **keys: Any) -> Path:
-    """With these ``keys`` in its configuration."""
-    copy_tokenizer(folder)
-    tensors = load_file(TARGET / "model.safetensors")
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int, scale: float = 0.06) -> Tensor:
-        return (torch.randn(*shape, generator=generator) * scale).half()
-
-    d, q, kv, mlp = 256, 256, 128, 512
-    for layer in range(12):
-        for name, size in {"q": q, "k": kv, "v": kv}.items():
-            tensors[f"model.layers.{layer}.self_attn.{name}_proj.bias"] = torch.zeros(size).half()
-    prefix = "model.mtp_layers.0."
-    shapes = {
-        "token_layernorm.weight": (d,),
-        "hidden_layernorm.weight": (d,),
-        "final_layernorm.weight": (d,),
-        "input_layernorm.weight": (d,),
-        "post_attention_layernorm.weight": (d,),
-        "input_proj.weight": (d, 2 * d),
-        "self_attn.q_proj.weight": (q, d),
-        "self_attn.k_proj.weight": (kv, d),
-        "self_attn.v_proj.weight": (kv, d),
-        "self_attn.q_proj.bias": (q,),
-        "self_attn.k_proj.bias": (kv,),
-        "self_attn.v_proj.bias": (kv,),
-        "self_attn.o_proj.weight": (d, q),
-        "mlp.gate_proj.weight": (mlp, d),
-        "mlp.up_proj.weight": (mlp, d),
-        "mlp.down_proj.weight": (d, mlp),
-    }
-    for name, shape in shapes.items():
-        tensors[prefix + name] = torch.ones(shape).half() if "norm" in name else random(*shape)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((TARGET / "config.json").read_text())
-    config |= {
-        "architectures": ["MiMoForCausalLM"],
-        "model_type": "qwen2",
-        "attention_bias": True,
-        "num_nextn_predict_layers": 1,
-        "tie_word_embeddings": False,
-    }
-    (folder / "config.json").write_text(json.dumps(config | keys))
-    return folder
 
 
 def trees(mimo: Path, nodes: int = NODES, top_k: int = TOP_K) -> dict[str, Any]:
@@ -109,46 +63,68 @@ def test_a_deliberate_fault_in_a_tree_is_noticed(engines: Engines, mimo: Path) -
     assert is_noticed(engines, engines({"model": str(mimo)}), trees(mimo), "accept_the_best_node_of_every_tree")
 
 
-def module(folder: Path) -> Drafter:
-    """The module in plain torch."""
-    prefix = "model.mtp_layers.0."
-    tensors = load_file(folder / "model.safetensors")
-    own = {name.removeprefix(prefix): x.float() for name, x in tensors.items() if name.startswith(prefix)}
-    embedding = tensors["model.embed_tokens.weight"].float()
-    attention = Attention(256, 4, 2, 64, Rotary(10000.0), qkv_bias=True)
-    attention.load_state_dict(
-        {name.removeprefix("self_attn."): x for name, x in own.items() if name.startswith("self_attn.")}
-    )
+def module(target: Path, folder: Path | None = None) -> Drafter:
+    """The module of ``target``, or the one that is alone in ``folder``, in plain torch."""
+    method, read = MtpMethod(), read_target(str(target), weights=True)
+    own = method.begin(read, MtpRecipe(), folder, torch.device("cpu"))
+    assert isinstance(own, ChainedDrafter)
+    model = own.model
+    assert isinstance(model, MtpModule)
+    attention = model.self_attn
 
-    def norm(x: Tensor, name: str) -> Tensor:
-        return rms_norm(x, (256,), own[f"{name}.weight"], 1e-5)
-
+    @torch.no_grad()
     def run(ids: Tensor, features: Tensor, places: Tensor, mask: Tensor, past: KV | None) -> tuple[Tensor, Tensor, KV]:
-        tokens = torch.where(places[..., None] == 0, 0, embedding[ids])
-        fused = torch.cat((norm(features, "hidden_layernorm"), norm(tokens, "token_layernorm")), dim=-1)
-        hidden = fused @ own["input_proj.weight"].T
-        normed = norm(hidden, "input_layernorm")
-        kv = extend(past, attention.keys_values(normed, places))
-        hidden = hidden + attention.attend(attention.queries(normed, places), kv, mask)
-        normed = norm(hidden, "post_attention_layernorm")
-        gated = silu(normed @ own["mlp.gate_proj.weight"].T) * (normed @ own["mlp.up_proj.weight"].T)
-        made = norm(hidden + gated @ own["mlp.down_proj.weight"].T, "final_layernorm")
+        fused = model.fuse(features, own.embedding[ids], places)
+        kv = extend(past, attention.keys_values(fused, places))
+        made = model.finish(fused, attention.attend(attention.queries(fused, places), kv, mask))
         return made, made, kv
 
     return run
 
 
+def another_module(folder: Path, target: Path) -> Path:
+    """Alone in a folder, as a training leaves it; of other weights than the target's own, and without its ends."""
+    torch.manual_seed(1)
+    model = MtpMethod().begin(read_target(str(target), weights=True), MtpRecipe(), None, torch.device("cpu")).model
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.1)
+    MtpMethod().export(model, folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
-def recorded(engines: Engines, mimo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[Pass]]:
-    return record(engines, tmp_path_factory.mktemp("mtp") / "passes.pt", trees(mimo))
+def another(mimo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return another_module(tmp_path_factory.mktemp("apart"), mimo)
 
 
-def test_every_level_of_every_draft_is_that_of_plain_torch(mimo: Path, recorded: tuple[list[int], list[Pass]]) -> None:
+@pytest.fixture(scope="module", params=["its own", "another"])
+def of_folder(request: pytest.FixtureRequest, another: Path) -> Path | None:
+    """Where the module is; ``None``: in the target's files."""
+    return None if request.param == "its own" else another
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    engines: Engines, mimo: Path, of_folder: Path | None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[int], list[Pass]]:
+    own = trees(mimo)
+    if of_folder is not None:
+        own["speculative_config"]["model"] = str(of_folder)
+    return record(engines, tmp_path_factory.mktemp("mtp") / "passes.pt", own)
+
+
+def test_every_level_of_every_draft_is_that_of_plain_torch(
+    mimo: Path, another: Path, of_folder: Path | None, recorded: tuple[list[int], list[Pass]]
+) -> None:
     sequence, passes = recorded
     assert sequence[: len(REQUEST["ids"])] == REQUEST["ids"]
-    replay = Replay(module(mimo))
+    replay, other = Replay(module(mimo, of_folder)), Replay(module(mimo, another if of_folder is None else None))
     made = drafts(passes)
     assert len(made) >= 5
     for first, levels in made:
         replay.draft(accepted(first, levels), levels)
     assert replay.largest < 1e-3
+    first, levels = made[0]
+    with pytest.raises(AssertionError):
+        other.draft(accepted(first, levels), levels)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from vllm.platforms import current_platform
 
+from benchmarks.mimo import make_mimo
 from tests.engine.conftest import CHAIN, Result, any_sizes, eagle3, moa, of_method, tree
 from tests.engine.quantised import quantised
 from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
-from tests.engine.test_mtp_tree import make_mimo
 from tests.engine.test_mtp_tree import trees as mtp
 from tests.engine.test_swift import swift
 from tests.engine.workload import DFLASH, FOREIGN_BPE, TARGET

@@ -4,17 +4,20 @@ The modules have random weights, so that few of their own drafts are accepted; r
 drafted is compared with the same module out of transformers' parts.
 """
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.engine.conftest import ROUND, Result, eagle3, of_method
 from tests.engine.hybrid import make_hybrid, one_layer
-from tests.engine.modules import OF_QWEN, add_module
+from tests.engine.modules import OF_QWEN, WEIGHTS, add_module, replace_module
 from tests.engine.test_given import predicting
 from tests.engine.test_lossless import differing
+from tests.engine.test_mtp_tree import another_module
 from tests.engine.transformers_parts import levels_are_those_of_the_module
 from tests.engine.workload import DFLASH
 
@@ -40,7 +43,8 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def trees(target: dict[str, Any], nodes: int = NODES, top_k: int = TOP_K, **own: Any) -> dict[str, Any]:
     llm = of_method("mtp-tree", Path(), nodes, top_k, tree_depth=LEVELS, **own)
-    del llm["speculative_config"]["model"]
+    if "model" not in own:
+        del llm["speculative_config"]["model"]
     return llm | target
 
 
@@ -72,6 +76,18 @@ def test_every_level_of_every_draft_is_that_of_transformers_parts(
     module = Path(target["model"]), OF_QWEN
     passes = tmp_path / "passes.pt"
     levels_are_those_of_the_module(engines, trees(target) | whole, module, passes, largest=1e-3, torchvision=True)
+
+
+@pytest.mark.parametrize("target", KINDS[1:], indirect=True)
+def test_a_module_that_was_trained_further_drafts_in_the_place_of_the_targets_own(
+    engines: Engines, target: dict[str, Any], tmp_path: Path
+) -> None:
+    alone, whole = another_module(tmp_path / "module", Path(target["model"])), tmp_path / "whole"
+    shutil.copytree(target["model"], whole)
+    replace_module(whole, OF_QWEN, {name: tensor.float() for name, tensor in load_file(alone / WEIGHTS).items()})
+    llm = trees(target, model=str(alone)) | {"enable_prefix_caching": False}
+    passes = tmp_path / "passes.pt"
+    levels_are_those_of_the_module(engines, llm, (whole, OF_QWEN), passes, largest=1e-3, torchvision=True)
 
 
 @pytest.mark.extended

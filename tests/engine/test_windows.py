@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.mimo import make_mimo
 from tests.engine.conftest import CHAIN, ROUND, TIGHT_FOR_TREES, Result, eagle3, of_method, tree
 from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
 from tests.engine.test_lossless import differing, is_noticed
-from tests.engine.test_mtp_tree import make_mimo
 from tests.engine.test_mtp_tree import trees as mtp
 from tests.engine.windows import WINDOW, gpt_oss, windowed
 from tests.engine.workload import DFLASH, FOREIGN_BPE

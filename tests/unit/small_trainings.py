@@ -1,5 +1,5 @@
-"""One small training of each drafter: GRIFFIN, MoA, EAGLE-3, DFlash and DSpark, on a random target, with a state every
-second step.
+"""One small training of each drafter: GRIFFIN, MoA, EAGLE-3, DFlash, DSpark and a module, on a random target, with a
+state every second step.
 
     python -m tests.unit.small_trainings METHOD FOLDER STEP
 
@@ -20,6 +20,7 @@ from tests.unit.interruptions import signalled_in
 from tests.unit.tiny_dflash import tiny_dflash, tiny_dspark
 from tests.unit.tiny_eagle3 import tiny_eagle3
 from tests.unit.tiny_llama import VOCABULARY, tiny_llama
+from tests.unit.tiny_modules import tiny_module
 from vllm_specext.training.block.dflash import DFlashStep, DFlashTraining
 from vllm_specext.training.block.dspark import DSparkStep, DSparkTraining
 from vllm_specext.training.block.ends import Ends
@@ -31,6 +32,7 @@ from vllm_specext.training.griffin.train import GriffinTraining, new_griffin_dra
 from vllm_specext.training.moa.target import TargetStateReader
 from vllm_specext.training.moa.train import MoATraining, train_moa
 from vllm_specext.training.moa.untrained import new_moa_drafter
+from vllm_specext.training.mtp.train import MtpTraining, train_mtp
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.run import Run
 
@@ -102,6 +104,18 @@ def dspark(folder: Path, state: Path | None) -> nn.Module:
     return model
 
 
+def mtp(folder: Path, state: Path | None) -> nn.Module:
+    target = tiny_llama(2)
+    model = tiny_module(target)
+    embedding, head = target.get_input_embeddings().weight, target.lm_head.weight
+    recipe = MtpTraining(
+        steps_per_stage=(11,), learning_rates=(8e-3,), warmup_steps=3, optimizer="muon", log_every=LOG_EVERY
+    )
+    packs = PackedBatches(TargetRows(target, texts(), seed=0), tokens=25, size=4)
+    train_mtp(model, embedding, head, packs, folder, recipe, run=Run(state))
+    return model
+
+
 def packs_for(target: LlamaForCausalLM, shape: BlockDrafterShape) -> PackedBatches:
     return PackedBatches(TargetRows(target, texts(), seed=0, layers=shape.reads, kept=False), tokens=25, size=4)
 
@@ -112,6 +126,7 @@ METHODS: dict[str, Callable[[Path, Path | None], nn.Module]] = {
     "eagle3": eagle3,
     "dflash": dflash,
     "dspark": dspark,
+    "mtp": mtp,
 }
 
 

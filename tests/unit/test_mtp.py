@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import Qwen2Config
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.mtp.prepare import TARGETS, prepare
+from vllm_specext.methods.mtp.modules import TARGETS
+from vllm_specext.methods.mtp.prepare import prepare
+from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.stock.checkpoint import INDEX
 from vllm_specext.options.trees import MtpTreeOptions
 from vllm_specext.refusals import Launch
@@ -77,6 +80,48 @@ def test_other_numbers_and_architectures_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=said):
         prepare(MtpTreeOptions(), launch(tmp_path, architecture, **config))
+
+
+MIMO = "MiMoForCausalLM"
+OWN: dict[str, Any] = {
+    "architectures": [MIMO],
+    "model_type": "qwen2",
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 32,
+    "num_nextn_predict_layers": 1,
+}
+
+
+def beside(folder: Path, own: Path, name: str = "model.mtp_layers.0.input_proj.weight", **config: Any) -> Prepared:
+    """A module in the folder ``own`` with this ``config``, for a MiMo in ``folder``."""
+    own.mkdir()
+    (own / "config.json").write_text(json.dumps(OWN | config))
+    target = launch(save(folder, "lm_head.weight"), MIMO)
+    target.model.hf_config = target.model.hf_text_config = Qwen2Config(**OWN)
+    return prepare(MtpTreeOptions(model=str(save(own, name))), target)
+
+
+def test_a_module_of_its_own_drafts_for_a_target_that_was_saved_without(tmp_path: Path) -> None:
+    fields = beside(tmp_path, tmp_path / "module").fields
+    assert (fields["model"], "quantization" in fields) == (str(tmp_path / "module"), False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            r"architectures is .*; a module's is the target's, \['MiMoForCausalLM'",
+        ),
+        ({"hidden_size": 64}, "hidden_size is 64 but the target has 32"),
+        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2 but the target has 1"),
+        ({"hidden_size": "many"}, "config.json is not a configuration that vLLM reads"),
+        ({"name": "model.layers.0.mlp.up_proj.weight"}, "no multi-token prediction module: no name .* begins with"),
+    ],
+)
+def test_a_module_of_another_target_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        beside(tmp_path, tmp_path / "module", **changes)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"])

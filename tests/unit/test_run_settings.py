@@ -14,6 +14,7 @@ from vllm_specext.training.block.dspark import DSparkTraining
 from vllm_specext.training.eagle3.train import Eagle3Training
 from vllm_specext.training.griffin.train import GriffinTraining
 from vllm_specext.training.moa.train import MoATraining
+from vllm_specext.training.mtp.train import MtpTraining
 from vllm_specext.training.pipeline import moa
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.over_features import as_trained
@@ -51,6 +52,7 @@ OWN: dict[str, dict[str, Any]] = {
     "dspark": {
         "clip_value": 2, "anchors": 9, "decay": 3, "token_weight": 5, "distance_weight": 6, "confidence_weight": 7,
     },
+    "mtp": {"clip_value": 2, "later_passes": 0.5, "align": 4, "passes": 2},
     "moa": {
         "final_learning_rate": 0.25, "clip_norm": 2, "drafted": (2, 3), "staircase": 0.25, "count_boundaries": False,
     },
@@ -68,6 +70,7 @@ FOR_OTHERS = {"epochs", "tokens_per_step", "packs", "mlp_size"}
         ("eagle3", Eagle3Training, set()),
         ("dflash", DFlashTraining, {"layers", "block_size", "mask_token_id"}),
         ("dspark", DSparkTraining, {"layers", "block_size", "mask_token_id", "markov_rank"}),
+        ("mtp", MtpTraining, set()),
     ],
 )
 def test_every_key_of_a_recipe_reaches_the_trainer(method: str, kind: type[Any], of_shape: set[str]) -> None:
@@ -176,7 +179,8 @@ def test_a_recipe_that_cannot_be_read_is_one_sentence(
         ({"depth": 3}, "the setting 'depth' is unknown; allowed are method, target,"),
         (
             {"method": "swift"},
-            "the setting 'method' is 'swift', but input should be 'griffin', 'eagle3', 'dflash', 'dspark' or 'moa'.",
+            "the setting 'method' is 'swift', but input should be 'griffin', 'eagle3', 'dflash', 'dspark', 'mtp' or "
+            "'moa'.",
         ),
         ({"method": "eagle3", "recipe": {"noise": 1}}, "the recipe's key 'noise' is unknown; allowed are epochs,"),
         ({"recipe": 3}, "the recipe's key"),

@@ -55,7 +55,7 @@ def refusal(drafter: str, config: dict[str, Any], given: Any = None) -> str:
     return message
 
 
-@pytest.mark.parametrize(("method", "tokens"), [("griffin", 59), ("moa", 62), ("eagle3-tree", 59), ("tli", 5)])
+@pytest.mark.parametrize(("method", "tokens"), [("griffin", 59), ("eagle3-tree", 59), ("mtp-tree", 24), ("tli", 5)])
 def test_vllm_reads_method_and_default_length_from_what_is_written(method: str, tokens: int, tmp_path: Path) -> None:
     from vllm.transformers_utils.configs.speculators.base import SpeculatorsConfig
 

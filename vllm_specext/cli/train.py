@@ -30,6 +30,7 @@ class Trained(StrEnum):
     EAGLE3 = "eagle3"
     DFLASH = "dflash"
     DSPARK = "dspark"
+    MTP = "mtp"
     MOA = "moa"
 
 

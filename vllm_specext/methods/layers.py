@@ -64,6 +64,8 @@ class Rotary:
 
     theta: float
     scaling: RopeScaling | None = None
+    share: float = 1.0
+    """The part of every head that is turned, from its beginning."""
 
     def frequencies(self, half: int, device: torch.device) -> Tensor:
         """``[half]`` radians per position, in float32."""
@@ -82,11 +84,11 @@ class Rotary:
 
 def rotate(x: Tensor, position_ids: Tensor, rotary: Rotary) -> Tensor:
     """Rotary embedding, first half of the head paired with the second ("NeoX"). ``x`` ``[B, H, L, D]``."""
-    half = x.shape[-1] // 2
+    half = int(x.shape[-1] * rotary.share) // 2
     angles = position_ids[:, None, :, None].float() * rotary.frequencies(half, x.device)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 class Attention(nn.Module):

@@ -134,10 +134,10 @@ class MtpTreeOptions(TreeOptions):
     model: str | None = Field(
         None,
         min_length=1,
-        description="the assistant of a Gemma 4 target: a directory or a hub id; other targets have a module in their "
-        "own checkpoint",
+        description="a checkpoint with the module alone, a directory or a hub id: a Gemma 4 target's assistant, or a "
+        "module that was trained further; when absent, the module in the target's own checkpoint",
     )
-    revision: str | None = Field(None, description="branch, tag or commit of the assistant on the hub")
+    revision: str | None = Field(None, description="branch, tag or commit of that checkpoint on the hub")
     num_speculative_tokens: int = Field(24, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
     tree_depth: int = Field(4, ge=1, le=32, description=DEPTH)
     disable_eagle_block_drop: bool = Field(False, description=BLOCK_DROP)

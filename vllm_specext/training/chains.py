@@ -18,7 +18,7 @@ TOGETHER = 1024
 
 def greedy_chains(
     attention: Attention,
-    read: Callable[[Tensor, Tensor], Tensor],
+    read: Callable[[Tensor, Tensor, Tensor], Tensor],
     finish: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
     head: Tensor,
     token_ids: Tensor,
@@ -28,9 +28,9 @@ def greedy_chains(
     """The greedy chain of ``length`` tokens that would be drafted after each input: ``[B, L, length]``.
 
     Input ``s`` pairs ``features[:, s]`` ``[B, L, d]`` with ``token_ids[:, s]``, the token after it; entry ``[:, s, 0]``
-    is the drafter's proposal for the token after that. ``read`` makes what ``attention`` reads of features and tokens;
-    ``finish`` makes, of features, what was read, and the attention's output, the input of ``head`` ``[V, d]`` and
-    the features of the next step.
+    is the drafter's proposal for the token after that. ``read`` makes what ``attention`` reads of features, tokens
+    and their places; ``finish`` makes, of features, what was read, and the attention's output, the input of ``head``
+    ``[V, d]`` and the features of the next step.
     """
     position_ids = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
     causal = position_ids <= position_ids.T
@@ -38,13 +38,14 @@ def greedy_chains(
     own: list[KV] = []
     drafts: list[Tensor] = []
     for step in range(length):
-        hidden = read(features, token_ids)
-        kv = attention.keys_values(hidden, position_ids + step)
+        places = position_ids + step
+        hidden = read(features, token_ids, places)
+        kv = attention.keys_values(hidden, places)
         if shared is None:
             shared = kv
         else:
             own.append(kv)
-        queries = attention.queries(hidden, position_ids + step)
+        queries = attention.queries(hidden, places)
         predict, features = finish(features, hidden, attend(attention, queries, shared, causal, own))
         token_ids = most_likely(predict, head)
         drafts.append(token_ids)

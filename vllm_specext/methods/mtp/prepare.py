@@ -1,52 +1,14 @@
-"""What a target's own MTP module needs before vLLM builds its configuration: a target that has one, of a kind whose
-trees have been run, or an assistant that fits."""
-
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+"""What an MTP module needs before vLLM builds its configuration: a target that has one, of a kind whose trees have been
+run, and that it fits, where it is a checkpoint of its own."""
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.checkpoints import MAX_CONFIG_BYTES, read_object, tensor_headers
+from vllm_specext.methods.mtp.modules import TARGETS, lacks_module
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.methods.stock.checkpoint import FILES, INDEX
 from vllm_specext.methods.stock.prepare import fields_of
 from vllm_specext.options.trees import MtpTreeOptions
 from vllm_specext.refusals import Launch
-
-
-@dataclass(frozen=True)
-class Modules:
-    """How targets of an architecture have modules."""
-
-    key: str
-    """Of their configuration: the number of modules."""
-    absent: int
-    """The number where the configuration does not say it."""
-    prefix: str
-    """With which the names of the modules' tensors begin; of ``{layers}`` layers before it."""
-
-
-_QWEN3_5 = Modules("mtp_num_hidden_layers", 1, "mtp.")
-_EXAONE = Modules("num_nextn_predict_layers", 0, "mtp.")
-_LAST_LAYER = Modules("num_nextn_predict_layers", 0, "model.layers.{layers}.")
-TARGETS = {
-    "DeepseekV3ForCausalLM": _LAST_LAYER,
-    "Ernie4_5_MoeForCausalLM": Modules("num_nextn_predict_layers", 0, "model.mtp_block."),
-    "ExaoneMoEForCausalLM": _EXAONE,
-    "ExaoneMoeForCausalLM": _EXAONE,
-    "Glm4MoeForCausalLM": _LAST_LAYER,
-    "Glm4MoeLiteForCausalLM": _LAST_LAYER,
-    "HYV3ForCausalLM": _LAST_LAYER,
-    "MiMoForCausalLM": Modules("num_nextn_predict_layers", 0, "model.mtp_layers."),
-    "Qwen3NextForCausalLM": Modules("num_nextn_predict_layers", 1, "mtp."),
-    "Qwen3_5ForCausalLM": _QWEN3_5,
-    "Qwen3_5MoeForCausalLM": _QWEN3_5,
-    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
-    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
-}
-"""Architectures of targets. vLLM has classes of many more, and drafts chains with them."""
-
 
 WITH_ASSISTANT = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 """Architectures of targets whose module is a checkpoint of its own."""
@@ -63,11 +25,6 @@ def prepare(options: MtpTreeOptions, launch: Launch) -> Prepared:
             f"draft trees have not been run; {', '.join((*WITH_ASSISTANT, *TARGETS))} can, and vLLM's own method 'mtp' "
             "drafts chains."
         )
-    if options.model is not None:
-        raise ConfigurationError(
-            f"speculative-config key 'model' is {options.model!r}, but a target of the architecture {architecture!r} "
-            "has its module in its own checkpoint: leave the key out."
-        )
     modules = TARGETS[architecture]
     # With several modules each drafts one position, and a level of a tree would need one module's caches for all.
     config = launch.model.hf_text_config
@@ -76,13 +33,19 @@ def prepare(options: MtpTreeOptions, launch: Launch) -> Prepared:
         raise ConfigurationError(
             f"the target's {modules.key} is {number!r}; method {options.method!r} needs one module, which is 1."
         )
+    prefix, is_latent = modules.prefix.format(layers=config.num_hidden_layers), bool(launch.model.use_mla)
+    if options.model is not None:
+        from vllm_specext.methods.mtp.module_files import check_module
+
+        directory = drafter_directory(options.model, options.revision, FILES)
+        check_module(directory, modules, prefix, launch)
+        return Prepared({**fields_of(options), "model": str(directory)}, is_latent=is_latent)
     # vLLM's own way to name the target's checkpoint, with the target's quantisation.
     checkpoint = launch.model.model_weights or launch.model.model
     if launch.arguments.load_format in ("auto", "hf", "safetensors"):
-        prefix = modules.prefix.format(layers=config.num_hidden_layers)
         _check_weights(checkpoint, launch.model.revision, prefix, options.method)
     fields = {**fields_of(options), "model": checkpoint, "quantization": launch.model.quantization}
-    return Prepared(fields, is_latent=bool(launch.model.use_mla))
+    return Prepared(fields, is_latent=is_latent)
 
 
 def _with_assistant(options: MtpTreeOptions, launch: Launch) -> Prepared:
@@ -111,20 +74,8 @@ def _check_weights(checkpoint: str, revision: str | None, prefix: str, method: s
         folder = drafter_directory(checkpoint, revision, (INDEX,))
     except ConfigurationError:  # vLLM knows further kinds of places
         return
-    names = list(_names(folder))
-    if names and not any(name.startswith(prefix) for name in names):
+    if lacks_module(folder, prefix):
         raise ConfigurationError(
             f"the target {checkpoint} has no multi-token prediction module, which method {method!r} drafts with: no "
             f"name of its tensors begins with {prefix!r}."
         )
-
-
-def _names(folder: Path) -> Iterable[str]:
-    """Of the tensors of a checkpoint. None where they are not told in little."""
-    index = folder / INDEX
-    if not index.is_file():
-        return [name for file in sorted(folder.glob("*.safetensors")) for name in tensor_headers(file)]
-    if index.stat().st_size > MAX_CONFIG_BYTES:
-        return []
-    named = read_object(index).get("weight_map")
-    return named if isinstance(named, dict) else []

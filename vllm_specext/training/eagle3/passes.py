@@ -37,7 +37,7 @@ def simulate_chains(
     """
     layer = model.layer
 
-    def read(features: Tensor, ids: Tensor) -> Tensor:
+    def read(features: Tensor, ids: Tensor, _: Tensor) -> Tensor:
         return layer.fuse(features, F.embedding(ids, embedding))
 
     def finish(features: Tensor, _: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:

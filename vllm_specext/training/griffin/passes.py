@@ -53,7 +53,7 @@ def simulate_chains(model: GriffinDrafter, head: Tensor, token_ids: Tensor, feat
     """
     layer = model.layer
 
-    def read(features: Tensor, ids: Tensor) -> Tensor:
+    def read(features: Tensor, ids: Tensor, _: Tensor) -> Tensor:
         return model.fuse(features, model.embed(ids, features.dtype))
 
     def finish(_: Tensor, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:

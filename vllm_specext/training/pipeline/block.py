@@ -104,6 +104,9 @@ class BlockMethod:
     def packs(self, rows: RowSource, recipe: DFlashRecipe) -> int:
         return packs_of(rows, recipe)
 
+    def check_new(self, target: TargetModel) -> None:
+        """One can."""
+
     def check_init(self, folder: Path, target: TargetModel) -> None:
         shape = read_shape(folder, self.layout)
         read = [layer - 1 for layer in layers_to_read(target.layers)]

@@ -2,24 +2,21 @@
 state."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vllm_specext.training.eagle3 import train as eagle3
 from vllm_specext.training.eagle3.checkpoint import read_shape, read_tensors, write_checkpoint
 from vllm_specext.training.eagle3.model import Eagle3Drafter, new_eagle3_drafter
 from vllm_specext.training.eagle3.passes import simulate_chains
 from vllm_specext.training.eagle3.shape import Eagle3Shape, layers_to_read
-from vllm_specext.training.logits import Logits
-from vllm_specext.training.packs import PackedBatches
+from vllm_specext.training.eagle3.train import Eagle3Training, train_eagle3
+from vllm_specext.training.pipeline.chained import ChainedDrafter, Parts
 from vllm_specext.training.pipeline.layer_sizes import layer_sizes
 from vllm_specext.training.pipeline.method import Drafter, Sizes
 from vllm_specext.training.pipeline.over_features import (
-    as_trained,
     batch_bytes,
     check_same,
     end_bytes,
@@ -30,27 +27,8 @@ from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.pipeline.target_ends import TargetEnds, plain_numbers
 from vllm_specext.training.recipes.eagle3 import Eagle3Recipe
 from vllm_specext.training.rows import FeatureRow, RowSource
-from vllm_specext.training.run import Run
 
-
-@dataclass(frozen=True)
-class Eagle3WithEnds:
-    model: Eagle3Drafter
-    embedding: Tensor
-    head: Tensor
-    """The target's, both ``[V, d]``."""
-    logits: Logits
-
-    def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
-        device = self.head.device
-        return simulate_chains(self.model, self.embedding, self.head, token_ids.to(device), states.to(device), length)
-
-    def train(
-        self, rows: RowSource, recipe: Eagle3Recipe, steps: tuple[int, ...], processes: int, out: Path, run: Run
-    ) -> None:
-        packs = PackedBatches(rows, recipe.tokens_per_step, processes, self.head.device)
-        how = as_trained(recipe, steps, eagle3.Eagle3Training)
-        eagle3.train_eagle3(self.model, self.embedding, self.head, packs, out, how, run, self.logits)
+PARTS = Parts(simulate_chains, train_eagle3, Eagle3Training)
 
 
 class Eagle3Method:
@@ -80,6 +58,9 @@ class Eagle3Method:
     def packs(self, rows: RowSource, recipe: Eagle3Recipe) -> int:
         return packs_of(rows, recipe)
 
+    def check_new(self, target: TargetModel) -> None:
+        """One can."""
+
     def check_init(self, folder: Path, target: TargetModel) -> None:
         shape = read_shape(folder, target.layers)
         wanted = {
@@ -98,7 +79,7 @@ class Eagle3Method:
             model = self.read(init, target)
         else:
             model = new_eagle3_drafter(_shape(target, recipe), ends.norm, recipe.seed)
-        return _with_ends(model, ends, device)
+        return ChainedDrafter.of(model, ends, device, PARTS)
 
     def read(self, folder: Path, target: TargetModel) -> Eagle3Drafter:
         model = Eagle3Drafter(read_shape(folder, target.layers))
@@ -106,7 +87,7 @@ class Eagle3Method:
         return model
 
     def load(self, folder: Path, target: TargetModel, device: torch.device, *, bfloat16: bool = False) -> Drafter:
-        return _with_ends(self.read(folder, target), TargetEnds(target), device)
+        return ChainedDrafter.of(self.read(folder, target), TargetEnds(target), device, PARTS)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         assert isinstance(model, Eagle3Drafter)
@@ -115,11 +96,6 @@ class Eagle3Method:
     def states(self, row: FeatureRow) -> Tensor:
         assert row.aux is not None
         return row.aux
-
-
-def _with_ends(model: Eagle3Drafter, ends: TargetEnds, device: torch.device) -> Eagle3WithEnds:
-    embedding = ends.get_input_embeddings().weight.detach()
-    return Eagle3WithEnds(model.to(device), embedding.to(device), ends.head.to(device), ends.logits)
 
 
 def _trained(shape: Eagle3Shape) -> int:

@@ -85,6 +85,9 @@ class GriffinMethod:
     def packs(self, rows: RowSource, recipe: GriffinRecipe) -> int:
         return packs_of(rows, recipe)
 
+    def check_new(self, target: TargetModel) -> None:
+        """One can."""
+
     def check_init(self, folder: Path, target: TargetModel) -> None:
         check_against_target(read_shape(folder), target.hidden_size, target.vocab_size)
 

@@ -34,6 +34,7 @@ def check_inputs(settings: RunSettings, target: TargetModel, processes: int) -> 
 def begun_with(method: str, recipe: StagedKeys, init: str | None, target: TargetModel) -> StagedKeys:
     """The ``recipe``, as it is for the drafter that is begun with. ``ConfigurationError`` where that cannot be."""
     if init is None:
+        TRAINABLE[method].check_new(target)
         return recipe
     folder = drafter_directory(init, None, role="--init")
     TRAINABLE[method].check_init(folder, target)

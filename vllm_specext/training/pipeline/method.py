@@ -78,6 +78,9 @@ class TrainedMethod(Protocol):
     def packs(self, rows: RowSource, recipe: Any) -> int:
         """The packs that ``rows`` make."""
 
+    def check_new(self, target: TargetModel) -> None:
+        """Refuse a target for which no drafter can be begun anew, without ``--init``."""
+
     def check_init(self, folder: Path, target: TargetModel) -> None:
         """Refuse a drafter that the training cannot begin with."""
 

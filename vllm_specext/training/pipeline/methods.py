@@ -5,11 +5,13 @@ from vllm_specext.training.pipeline.eagle3 import Eagle3Method
 from vllm_specext.training.pipeline.griffin import GriffinMethod
 from vllm_specext.training.pipeline.method import TrainedMethod
 from vllm_specext.training.pipeline.moa import MoAMethod
+from vllm_specext.training.pipeline.mtp import MtpMethod
 
 TRAINABLE: dict[str, TrainedMethod] = {
     "griffin": GriffinMethod(),
     "eagle3": Eagle3Method(),
     "dflash": DFLASH_METHOD,
     "dspark": DSPARK_METHOD,
+    "mtp": MtpMethod(),
     "moa": MoAMethod(),
 }

@@ -88,6 +88,9 @@ class MoAMethod:
     def packs(self, rows: RowSource, recipe: MoARecipe) -> int:
         return math.ceil(len(rows.lengths) / rows_of_pack(rows, recipe))
 
+    def check_new(self, target: TargetModel) -> None:
+        """One can."""
+
     def check_init(self, folder: Path, target: TargetModel) -> None:
         kv_width = moa_plan.kv_width(target)
         sizes = checkpoint.TargetSizes(target.hidden_size, target.vocab_size, target.layers, kv_width)

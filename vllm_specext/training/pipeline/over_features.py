@@ -54,9 +54,13 @@ def batch_bytes(target: TargetModel, more: int = 0) -> int:
 
 
 def operations_by_stage(target: TargetModel, recipe: StagedKeys, trained: int, once: int = 0) -> tuple[float, ...]:
-    """Stage ``j``: the target's logits once, 2·V·d; in each of ``j`` passes 6 for every trained number that the pass
-    applies, and the drafter's logits, forward and back to the features, 4·V·d. ``once`` numbers are applied in the
-    first pass alone."""
+    """Stage ``j`` has ``j`` passes."""
+    return tuple(operations_of(target, passes, trained, once) for passes in range(1, recipe.stages + 1))
+
+
+def operations_of(target: TargetModel, passes: int, trained: int, once: int = 0) -> float:
+    """The target's logits once, 2·V·d; in each of the ``passes`` 6 for every trained number that the pass applies, and
+    the drafter's logits, forward and back to the features, 4·V·d. ``once`` numbers are applied in the first pass
+    alone."""
     head = float(target.vocab_size * target.hidden_size)
-    of_pass = 6.0 * (trained - once) + 4 * head
-    return tuple(2 * head + 6.0 * once + passes * of_pass for passes in range(1, recipe.stages + 1))
+    return 2 * head + 6.0 * once + passes * (6.0 * (trained - once) + 4 * head)

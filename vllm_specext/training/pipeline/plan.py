@@ -164,7 +164,7 @@ def memory(sizes: Sizes, target: TargetModel, recipe: StagedKeys, packs: int) ->
     return Memory(
         weights=16 * sizes.trained,
         frozen=sizes.frozen,
-        activations=copies + step_tokens * recipe.stages * sizes.kept * size,
+        activations=copies + step_tokens * recipe.most_passes * sizes.kept * size,
         batches=packs * step_tokens * sizes.batch,
         head=logits * min(CHUNK, step_tokens) * target.vocab_size * 4,
     )

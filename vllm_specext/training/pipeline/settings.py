@@ -17,7 +17,7 @@ Answers = Literal["target", "given", "mix"]
 class RunSettings(Frozen):
     """What a run is made from. Two runs with the same settings, of the same files, give the same drafter."""
 
-    method: Literal["griffin", "eagle3", "dflash", "dspark", "moa"]
+    method: Literal["griffin", "eagle3", "dflash", "dspark", "mtp", "moa"]
     target: Annotated[str, Field(min_length=1)]
     """A hub id, or an absolute path."""
     data: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -69,8 +69,8 @@ def check_stream(settings: RunSettings, processes: int, devices: int) -> None:
         return
     if settings.method == "moa":
         raise ConfigurationError(
-            "--stream is for methods that keep features of the target, griffin, eagle3, dflash and dspark; moa keeps "
-            "none."
+            "--stream is for methods that keep features of the target, griffin, eagle3, dflash, dspark and mtp; moa "
+            "keeps none."
         )
     if 0 < devices < processes + settings.tensor_parallel:
         raise ConfigurationError(

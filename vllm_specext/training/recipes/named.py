@@ -12,6 +12,7 @@ from vllm_specext.training.recipes.block import DFlashRecipe, DSparkRecipe
 from vllm_specext.training.recipes.eagle3 import Eagle3Recipe
 from vllm_specext.training.recipes.griffin import GriffinRecipe
 from vllm_specext.training.recipes.moa import MoARecipe
+from vllm_specext.training.recipes.mtp import MtpRecipe
 from vllm_specext.training.recipes.staged import StagedKeys
 from vllm_specext.training.recipes.values import checked, json_or_text
 
@@ -23,6 +24,7 @@ KEYS: dict[str, type[StagedKeys]] = {
     "eagle3": Eagle3Recipe,
     "dflash": DFlashRecipe,
     "dspark": DSparkRecipe,
+    "mtp": MtpRecipe,
     "moa": MoARecipe,
 }
 """The keys of each method's recipes."""
@@ -31,6 +33,7 @@ NAMED: dict[str, dict[str, dict[str, Any]]] = {
     "eagle3": {"ours": {}},
     "dflash": {"ours": {}},
     "dspark": {"ours": {}},
+    "mtp": {"ours": {}},
     "moa": {"ours": {}, "released": moa.RELEASED},
 }
 """Each method's recipes, as far as they differ from the defaults."""

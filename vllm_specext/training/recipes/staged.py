@@ -60,6 +60,11 @@ class StagedKeys(Frozen):
         return len(self.learning_rates)
 
     @property
+    def most_passes(self) -> int:
+        """Over a batch, in the last stage."""
+        return self.stages
+
+    @property
     def chain(self) -> int:
         """Tokens of the chains by which drafters are told apart."""
         return CHAIN

@@ -1,0 +1,202 @@
+"""Further training of multi-token prediction modules: passes and simulated chains against drafting step by step, and
+files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.engine.modules import OF_QWEN, Module
+from tests.unit.tiny_modules import MIMO, QWEN, VOCABULARY, WEIGHTS, WIDTH, change, target_in
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.mtp.checkpoint import read_tensors, to_files
+from vllm_specext.training.mtp.model import MtpModule
+from vllm_specext.training.mtp.passes import training_passes
+from vllm_specext.training.packed_attention import Layout
+from vllm_specext.training.pipeline.chained import ChainedDrafter
+from vllm_specext.training.pipeline.mtp import MtpMethod, shape_of
+from vllm_specext.training.pipeline.target import TargetModel, read_target
+from vllm_specext.training.recipes.mtp import MtpRecipe
+
+CPU = torch.device("cpu")
+LENGTH = 9
+METHOD = MtpMethod()
+KINDS = {"MiMo": MIMO, "Qwen3.5": QWEN}
+
+
+@pytest.fixture(params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return target_in(tmp_path / "target", KINDS[request.param])
+
+
+@pytest.fixture
+def target(folder: Path) -> TargetModel:
+    return read_target(str(folder), weights=True)
+
+
+def begin(target: TargetModel, init: Path | None = None) -> ChainedDrafter:
+    made = METHOD.begin(target, MtpRecipe(), init, CPU)
+    assert isinstance(made, ChainedDrafter)
+    made.model.requires_grad_(False)
+    return made
+
+
+def draft(model: MtpModule, embeddings: Tensor, states: Tensor, position: int, steps: int) -> Tensor:
+    """Output ``[d]`` of the last of ``steps`` steps, of which the last reads input ``position`` and the first the
+    target's states up to ``position - steps + 1``: one input at a time, with a cache."""
+    past, made = None, None
+    states, first_own = states.clone(), position - steps + 2
+    for s in range(position + 1):
+        if s >= first_own:
+            assert made is not None
+            states[:, s] = made[:, 0]
+        place = torch.tensor([[s]])
+        fused = model.fuse(states[:, s : s + 1], embeddings[:, s : s + 1], place)
+        heads, past = model.self_attn(fused, place, torch.ones(1, 1, 1, s + 1).bool(), past)
+        made = model.finish(fused, heads)
+    assert made is not None
+    return made[0, 0]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_pass_is_a_step_of_drafting_at_every_position(target: TargetModel, steps: int) -> None:
+    model = begin(target).model
+    torch.manual_seed(2)
+    embeddings, states = torch.randn(1, LENGTH, WIDTH), torch.randn(1, LENGTH, WIDTH)
+    made = list(training_passes(model, embeddings, states, Layout.of([[LENGTH]]), 3))
+    for position in range(steps, LENGTH):
+        step = draft(model, embeddings, states, position, steps)
+        torch.testing.assert_close(made[steps - 1][0, position], step, rtol=1e-4, atol=1e-5)
+        if steps > 1:
+            assert not torch.allclose(made[0][0, position], step, rtol=1e-2)
+
+
+def test_a_simulated_chain_is_drafting_step_by_step(target: TargetModel) -> None:
+    drafter = begin(target)
+    torch.manual_seed(2)
+    ids, states = torch.randint(0, VOCABULARY, (1, LENGTH)), torch.randn(1, LENGTH, WIDTH)
+    chains = drafter.draft(ids, states, 4)
+    for start in range(LENGTH):
+        known = ids[:, : start + 1]
+        for depth in range(4):
+            # Of the positions after the start the module reads its own features, whatever is given here.
+            given = torch.cat((states[:, : start + 1], torch.full((1, depth, WIDTH), 9.0)), dim=1)
+            output = draft(drafter.model, drafter.embedding[known], given, start + depth, depth + 1)
+            token = int((output @ drafter.head.T).argmax())
+            assert token == int(chains[0, start, depth])
+            known = torch.cat((known, torch.tensor([[token]])), dim=1)
+    assert len({tuple(chain) for chain in chains[0].tolist()}) > LENGTH // 2
+
+
+def test_the_first_embedding_is_read_where_the_layout_says_so(target: TargetModel) -> None:
+    model = begin(target).model
+    states, embeddings, places = torch.randn(1, 2, WIDTH), torch.randn(1, 2, WIDTH), torch.arange(2)[None]
+    same = model.fuse(states, embeddings, places) == model.fuse(states, embeddings + 1, places)
+    assert [bool(each.all()) for each in same[0]] == [not model.shape.layout.sees_first_token, False]
+
+
+def test_qwens_module_is_that_of_transformers(tmp_path: Path) -> None:
+    """With heads that are turned in part, gates, and norms that multiply by one more than their weights."""
+    folder = target_in(tmp_path / "target", QWEN)
+    drafter = begin(read_target(str(folder), weights=True))
+    torch.manual_seed(2)
+    ids, states = torch.randint(0, VOCABULARY, (1, LENGTH)), torch.randn(1, LENGTH, WIDTH)
+    places = torch.arange(LENGTH)[None]
+    mask = (places <= places.T)[None, None]
+    with torch.no_grad():
+        wanted, _, _ = Module(folder, OF_QWEN)(ids, states, places, mask, None)
+    (made,) = training_passes(drafter.model, drafter.embedding[ids], states, Layout.of([[LENGTH]]), 1)
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_is_written_by_the_names_that_it_was_read_by(target: TargetModel, folder: Path) -> None:
+    model, there = begin(target).model, load_file(folder / WEIGHTS)
+    written = to_files(model.state_dict(), model.shape)
+    assert there.keys() - written.keys() == {"model.embed_tokens.weight", "lm_head.weight"}
+    for name, tensor in written.items():
+        torch.testing.assert_close(tensor, there[name])
+
+
+def test_what_is_exported_drafts_the_same_and_has_the_targets_configuration(
+    target: TargetModel, tmp_path: Path
+) -> None:
+    drafter = begin(target)
+    for weight in drafter.model.parameters():
+        weight.data = weight.data.bfloat16().float()
+    METHOD.export(drafter.model, tmp_path / "module")
+    torch.manual_seed(2)
+    ids, states = torch.randint(0, VOCABULARY, (1, LENGTH)), torch.randn(1, LENGTH, WIDTH)
+    METHOD.check_init(tmp_path / "module", target)
+    for again in (METHOD.load(tmp_path / "module", target, CPU), begin(target, tmp_path / "module")):
+        torch.testing.assert_close(again.draft(ids, states, 3), drafter.draft(ids, states, 3))
+    config = json.loads((tmp_path / "module" / "config.json").read_text())
+    own = json.loads((target.folder / "config.json").read_text())
+    assert config.items() >= own.items()
+
+
+def test_as_many_numbers_are_trained_as_planned(target: TargetModel) -> None:
+    trained = sum(p.numel() for p in begin(target).model.parameters())
+    assert METHOD.sizes(target, MtpRecipe()).trained == trained
+    once, thrice = (METHOD.operations(target, MtpRecipe(passes=passes))[0] for passes in (1, 3))
+    head = VOCABULARY * WIDTH
+    assert thrice - once == 2 * (6 * trained + 4 * head)
+
+
+NORM, FC = "mtp.norm.weight", "mtp.fc.weight"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ({NORM: None}, "it lacks tensor mtp.norm.weight"),
+        ({"mtp.layers.0.mlp.gate.weight": torch.zeros(2)}, "has the unexpected tensor mtp.layers.0.mlp.gate.weight"),
+        ({FC: torch.zeros(WIDTH, WIDTH)}, r"tensor mtp.fc.weight has shape \[32, 32\]; expected \[32, 64\]"),
+        ({FC: torch.zeros(WIDTH, 2 * WIDTH, dtype=torch.int8)}, "mtp.fc.weight does not hold floating-point numbers"),
+        ({NORM: torch.full((WIDTH,), torch.nan)}, "mtp.norm.weight holds NaN or an infinity"),
+    ],
+)
+def test_a_module_that_is_another_one_is_refused(
+    tensors: dict[str, Tensor | None], expected: str, tmp_path: Path
+) -> None:
+    folder = target_in(tmp_path / "target", QWEN)
+    change(folder, tensors)
+    target = read_target(str(folder), weights=True)
+    with pytest.raises(ConfigurationError, match=expected):
+        read_tensors(folder, [folder / WEIGHTS], shape_of(target))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"architectures": ["Glm4MoeForCausalLM"]}, "'Glm4MoeForCausalLM'; modules are trained of MiMoForCausalLM,"),
+        ({"architectures": None}, "of the architecture None"),
+        ({"num_nextn_predict_layers": 2}, "whose num_nextn_predict_layers is 2; one module is trained"),
+        ({"hidden_act": "gelu"}, "whose hidden_act is 'gelu'; expected 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "has the type 'yarn'"),
+    ],
+)
+def test_a_target_whose_module_is_not_trained_here_is_refused(
+    changes: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    folder = target_in(tmp_path / "target", MIMO)
+    (folder / "config.json").write_text(json.dumps(MIMO | changes))
+    with pytest.raises(ConfigurationError, match=expected):
+        METHOD.sizes(read_target(str(folder)), MtpRecipe())
+
+
+def test_a_target_without_its_module_is_refused_unless_another_is_given(folder: Path, tmp_path: Path) -> None:
+    target = read_target(str(folder), weights=True)
+    METHOD.export(begin(target).model, tmp_path / "module")
+    METHOD.check_new(target)
+    names = load_file(folder / WEIGHTS).keys()
+    change(folder, {name: None for name in names if name not in ("model.embed_tokens.weight", "lm_head.weight")})
+    with pytest.raises(ConfigurationError, match=r"was saved without its multi-token prediction module .*; --init"):
+        METHOD.check_new(target)
+    with pytest.raises(ConfigurationError, match="has no multi-token prediction module: no name of its tensors"):
+        METHOD.check_init(folder, target)
+    METHOD.check_init(tmp_path / "module", target)
+    begin(target, tmp_path / "module")

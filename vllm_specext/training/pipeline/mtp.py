@@ -1,0 +1,134 @@
+"""The part of multi-token prediction modules in a training: they read the target's last hidden state, and a target has
+one before the training."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.checkpoints import read_config, read_rotary
+from vllm_specext.methods.mtp.modules import TARGETS, lacks_module
+from vllm_specext.methods.stock.checkpoint import weight_files
+from vllm_specext.training.mtp.checkpoint import file_shapes, locate, read_tensors, write_checkpoint
+from vllm_specext.training.mtp.layouts import LAYOUTS
+from vllm_specext.training.mtp.model import ModuleShape, MtpModule
+from vllm_specext.training.mtp.passes import simulate_chains
+from vllm_specext.training.mtp.train import MtpTraining, train_mtp
+from vllm_specext.training.pipeline.chained import ChainedDrafter, Parts
+from vllm_specext.training.pipeline.method import Drafter, Sizes
+from vllm_specext.training.pipeline.over_features import batch_bytes, end_bytes, operations_of, packs_of
+from vllm_specext.training.pipeline.target import ROLE, TargetModel, target_files
+from vllm_specext.training.pipeline.target_ends import TargetEnds, plain_numbers
+from vllm_specext.training.recipes.mtp import MtpRecipe
+from vllm_specext.training.rows import FeatureRow, RowSource
+
+PARTS = Parts(simulate_chains, train_mtp, MtpTraining)
+
+
+class MtpMethod:
+    title = "MTP"
+    serves = "mtp-tree"
+    frozen = "embedding, head"
+    captured = "the target's last hidden state"
+
+    def layers(self, target: TargetModel) -> None:
+        return None
+
+    def sizes(self, target: TargetModel, recipe: MtpRecipe) -> Sizes:
+        shape = shape_of(target)
+        d, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        return Sizes(
+            trained=_trained(shape),
+            kept=13 * d + 5 * q + 2 * kv + 3 * shape.mlp_size,
+            frozen=end_bytes(target, recipe),
+            batch=batch_bytes(target),
+        )
+
+    def operations(self, target: TargetModel, recipe: MtpRecipe) -> tuple[float, ...]:
+        return (operations_of(target, recipe.passes, _trained(shape_of(target))),)
+
+    def packs(self, rows: RowSource, recipe: MtpRecipe) -> int:
+        return packs_of(rows, recipe)
+
+    def check_new(self, target: TargetModel) -> None:
+        prefix = shape_of(target).layout.layer
+        if lacks_module(target.folder, prefix):
+            raise ConfigurationError(
+                f"{ROLE} is {target.name!r}, which was saved without its multi-token prediction module (no name of its "
+                f"tensors begins with {prefix!r}); --init has to name a folder with one."
+            )
+
+    def check_init(self, folder: Path, target: TargetModel) -> None:
+        locate(folder, weight_files(folder), shape_of(target))
+
+    def kept(self, folder: Path, target: TargetModel) -> dict[str, Any]:
+        return {}
+
+    def begin(self, target: TargetModel, recipe: MtpRecipe, init: Path | None, device: torch.device) -> Drafter:
+        """The target's own module, or that of ``init``."""
+        if init is not None:
+            return _with_ends(self.read(init, target), target, device)
+        return _with_ends(_read(target.folder, target_files(target.folder), target), target, device)
+
+    def read(self, folder: Path, target: TargetModel) -> MtpModule:
+        return _read(folder, weight_files(folder), target)
+
+    def load(self, folder: Path, target: TargetModel, device: torch.device, *, bfloat16: bool = False) -> Drafter:
+        return _with_ends(self.read(folder, target), target, device)
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        assert isinstance(model, MtpModule)
+        write_checkpoint(folder, model.shape, model.state_dict(), torch.bfloat16)
+
+    def states(self, row: FeatureRow) -> Tensor:
+        return row.features
+
+
+def shape_of(target: TargetModel) -> ModuleShape:
+    """Of the target's module. Raises ``ConfigurationError`` where it has none that is trained here."""
+    (architecture, *_) = target.config.get("architectures") or [None]
+    if architecture not in LAYOUTS:
+        raise ConfigurationError(
+            f"{ROLE} is {target.name!r}, of the architecture {architecture!r}; modules are trained of "
+            f"{', '.join(LAYOUTS)} alone."
+        )
+    modules = TARGETS[architecture]
+    if (number := target.config.get(modules.key, modules.absent)) != 1:
+        raise ConfigurationError(
+            f"{ROLE} is {target.name!r}, whose {modules.key} is {number!r}; one module is trained, which is 1."
+        )
+    if target.config.get("hidden_act") not in (None, "silu"):
+        raise ConfigurationError(
+            f"{ROLE} is {target.name!r}, whose hidden_act is {target.config['hidden_act']!r}; expected 'silu'."
+        )
+    rope = target.config.get("rope_parameters") or {}
+    rotary = read_rotary(target.folder, target.config, ("default",))
+    return ModuleShape(
+        layout=LAYOUTS[architecture],
+        hidden_size=target.hidden_size,
+        heads=target.heads,
+        kv_heads=target.kv_heads,
+        head_dim=target.head_dim,
+        mlp_size=target.intermediate_size,
+        rms_norm_eps=plain_numbers(target).rms_norm_eps,
+        rotary=replace(rotary, share=rope.get("partial_rotary_factor") or 1.0),
+        config=read_config(target.folder),
+    )
+
+
+def _trained(shape: ModuleShape) -> int:
+    return sum(map(math.prod, file_shapes(shape).values()))
+
+
+def _read(folder: Path, files: list[Path], target: TargetModel) -> MtpModule:
+    model = MtpModule(shape_of(target))
+    model.load_state_dict(read_tensors(folder, files, model.shape))
+    return model
+
+
+def _with_ends(model: MtpModule, target: TargetModel, device: torch.device) -> ChainedDrafter:
+    return ChainedDrafter.of(model, TargetEnds(target), device, PARTS)

@@ -1,0 +1,31 @@
+"""The recipe of multi-token prediction modules."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vllm_specext.training.recipes.staged import Rate, StagedKeys
+from vllm_specext.training.recipes.values import Count, Positive
+
+
+class MtpRecipe(StagedKeys):
+    """How a module is trained further; the defaults are the recipe ``ours``. Passes and their weights are FastMTP's;
+    epochs and rate are those of speculators' example. There is one stage."""
+
+    epochs: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=1)] = (3.0,)
+    steps: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1)] | None = None
+    learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=1)] = (1e-4,)
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    clip_value: Positive = 0.5
+    mlp_size: None = None
+    """The module has the width that it has."""
+    passes: Annotated[int, Field(ge=1, le=16)] = 3
+    """Over each batch."""
+    later_passes: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """A pass's loss weighs this much of the one before."""
+    align: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Best tokens in GRIFFIN's token-alignable training; 0: later passes learn everywhere."""
+
+    @property
+    def most_passes(self) -> int:
+        return self.passes
