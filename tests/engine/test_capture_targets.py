@@ -2,7 +2,7 @@
 sliding windows, recurrent layers, latent attention, and targets that see."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,15 @@ import pytest
 import torch
 import transformers
 
+from benchmarks.mimo import make_mimo
 from tests.engine import latent
 from tests.engine.hybrid import make_hybrid
 from tests.engine.test_architectures import make, save_random
 from tests.engine.test_capture import captured, fed, furthest, furthest_of_layers, known, rows_in
 from tests.engine.test_qwen_modules import ALL_BUT_EYES
 from tests.engine.windows import gpt_oss
+from vllm_specext.training.pipeline.target import read_target
+from vllm_specext.training.pipeline.target_ends import TargetEnds
 
 CLOSE = 1e-3
 
@@ -97,3 +100,20 @@ def test_windows_matter(tmp_path: Path) -> None:
     target = make("Gemma3", tmp_path / "target")
     captured(tmp_path, {"target": str(target)})
     assert furthest(of_transformers(target, sliding_window=1024), rows_in(tmp_path)) > 100 * CLOSE
+
+
+@torch.no_grad()
+def test_what_is_learnt_of_a_target_that_norms_with_its_head_is_its_own_distribution(tmp_path: Path) -> None:
+    """vLLM's class of MiMo gives its last hidden state before the last norm."""
+    (tmp_path / "target").mkdir()
+    target = make_mimo(tmp_path / "target")
+    captured(tmp_path, {"target": str(target)})
+    ends, reference = TargetEnds(read_target(str(target), weights=True)), of_transformers(target)
+    distances: dict[bool, list[float]] = {True: [], False: []}
+    for row in rows_in(tmp_path):
+        own = reference(row.token_ids[None].long()).logits[0, : known(row)].softmax(dim=-1)
+        for normed, logits in ((True, ends.logits), (False, replace(ends.logits, norm=None))):
+            learnt = logits.of(row.features[: known(row)].float(), ends.head).softmax(dim=-1)
+            distances[normed].append(float((learnt - own).abs().sum(dim=-1).max()) / 2)
+    assert max(distances[True]) < 0.01
+    assert min(distances[False]) > 0.1

@@ -72,9 +72,13 @@ def test_a_target_with_an_assistant_needs_one() -> None:
         prepare(MtpTreeOptions(), launch())
 
 
-def test_a_target_without_needs_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="has its module in its own checkpoint: leave the key out"):
-        prepare(asking_for(tmp_path), launch("Glm4MoeForCausalLM"))
+def test_one_is_no_module_of_another_target(assistant: Path) -> None:
+    asked = launch("Glm4MoeForCausalLM", num_nextn_predict_layers=1)
+    asked.model.hf_config, asked.model.use_mla = SimpleNamespace(architectures=["Glm4MoeForCausalLM"]), False
+    asked.model.quantization, asked.model.model_weights, asked.model.model = None, "", "target"
+    asked.arguments.load_format = "dummy"
+    with pytest.raises(ConfigurationError, match=r"architectures is .*; a module's is the target's, \['Glm4Moe"):
+        prepare(asking_for(assistant), asked)
 
 
 @pytest.mark.parametrize(

@@ -92,12 +92,16 @@ OWN: dict[str, Any] = {
 }
 
 
-def beside(folder: Path, own: Path, name: str = "model.mtp_layers.0.input_proj.weight", **config: Any) -> Prepared:
+PROJECTION = "model.mtp_layers.0.input_proj.weight"
+
+
+def beside(folder: Path, own: Path, name: str = PROJECTION, quantization: str | None = None, **config: Any) -> Prepared:
     """A module in the folder ``own`` with this ``config``, for a MiMo in ``folder``."""
     own.mkdir()
     (own / "config.json").write_text(json.dumps(OWN | config))
     target = launch(save(folder, "lm_head.weight"), MIMO)
     target.model.hf_config = target.model.hf_text_config = Qwen2Config(**OWN)
+    target.model.quantization = quantization
     return prepare(MtpTreeOptions(model=str(save(own, name))), target)
 
 
@@ -115,6 +119,8 @@ def test_a_module_of_its_own_drafts_for_a_target_that_was_saved_without(tmp_path
         ),
         ({"hidden_size": 64}, "hidden_size is 64 but the target has 32"),
         ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2 but the target has 1"),
+        ({"quantization": "fp8"}, "a module of its own, but the target or the module is quantised"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "but the target or the module is quantised"),
         ({"hidden_size": "many"}, "config.json is not a configuration that vLLM reads"),
         ({"name": "model.layers.0.mlp.up_proj.weight"}, "no multi-token prediction module: no name .* begins with"),
     ],
@@ -122,6 +128,18 @@ def test_a_module_of_its_own_drafts_for_a_target_that_was_saved_without(tmp_path
 def test_a_module_of_another_target_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=said):
         beside(tmp_path, tmp_path / "module", **changes)
+
+
+def test_a_module_that_lacks_a_tensor_of_the_targets_own_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, PROJECTION.replace("input_proj", "final_layernorm"))
+    fitting = launch(tmp_path, MIMO, num_nextn_predict_layers=1)
+    fitting.model.hf_config = fitting.model.hf_text_config = Qwen2Config(**OWN)
+    fitting.model.quantization = None
+    (tmp_path / "module").mkdir()
+    (tmp_path / "module" / "config.json").write_text(json.dumps(OWN))
+    options = MtpTreeOptions(model=str(save(tmp_path / "module", PROJECTION)))
+    with pytest.raises(ConfigurationError, match=r"it lacks tensor model.mtp_layers.0.final_layernorm.weight"):
+        prepare(options, fitting)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"])

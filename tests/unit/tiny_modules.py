@@ -48,13 +48,19 @@ QWEN = KEYS | {
 }
 
 
+ENDS = {
+    "model.embed_tokens.weight": (VOCABULARY, WIDTH),
+    "lm_head.weight": (VOCABULARY, WIDTH),
+    "model.norm.weight": (WIDTH,),
+}
+
+
 def target_in(folder: Path, config: dict[str, Any]) -> Path:
     """``MIMO`` or ``QWEN``, with the module that the layout has. Qwen's is made out of transformers' layer."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(0)
-    names = ("model.embed_tokens.weight", "lm_head.weight")
-    tensors = {name: torch.randn(VOCABULARY, WIDTH, generator=generator) for name in names}
+    tensors = {name: torch.randn(size, generator=generator) for name, size in ENDS.items()}
     save_file(tensors, folder / WEIGHTS)
     if config["model_type"] == QWEN["model_type"]:
         own = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}

@@ -160,6 +160,8 @@ def planned(
     training processes, and the plan."""
     import torch
 
+    from vllm_specext.drafter_paths import refuse_misread
+    from vllm_specext.registry import METHODS
     from vllm_specext.training.pipeline import settings as asked
     from vllm_specext.training.pipeline.data_size import count_rows
     from vllm_specext.training.pipeline.folder import PLAN, check_ours
@@ -184,6 +186,8 @@ def planned(
     settings = checked(asked.RunSettings, values, "the setting")
     asked.check_stream(settings, count, torch.cuda.device_count())
     method = TRAINABLE[settings.method]
+    if stock_method := getattr(METHODS[method.serves].options, "stock_method", None):
+        refuse_misread("--output", str(output.absolute()), stock_method)
     refuse_target(method.serves, target, settings.tensor_parallel, captures=method.captured is not None)
     check_inputs(settings, target, count)
     plan = make_plan(settings, target, count_rows(settings.data), output, count)
@@ -200,11 +204,15 @@ def located(name: str) -> str:
 
 def run(settings: "RunSettings", processes: int, plan: "Plan", output: Path, *, anew: bool) -> int:
     from vllm_specext.training.pipeline.conductor import run_training
+    from vllm_specext.training.pipeline.methods import TRAINABLE
     from vllm_specext.training.pipeline.record import make_record
     from vllm_specext.training.pipeline.target import read_target
 
     check_folder("--output", output)
-    record = make_record(settings, processes, read_target(settings.target, weights=True))
+    target = read_target(settings.target, weights=True)
+    if settings.init is None:
+        TRAINABLE[settings.method].check_new(target)  # once more, with all files
+    record = make_record(settings, processes, target)
     status = run_training(record, plan, output, anew=anew, show=show)
     if status == 0:
         show(f"done: vllm serve {output / 'drafter'}")

@@ -17,6 +17,7 @@ from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
 from vllm_specext.declaration import Declaration, Keeps, Reads
+from vllm_specext.drafter_paths import refuse_misread
 from vllm_specext.engine import float8
 from vllm_specext.engine.changes.guard import require_supported_vllm
 from vllm_specext.engine.registrations import register_drafter_formats, register_serving_models
@@ -105,6 +106,7 @@ class SpecExtConfig(SpeculativeConfig):
 
     def _add_stock_drafter(self, stock_method: str) -> None:
         """Configure a drafter that vLLM has classes for, as vLLM does it for its own method."""
+        refuse_misread("the drafter", str(self.model), stock_method)
         ours, self.method = self.method, stock_method
         super().__post_init__()
         self.method = ours

@@ -1,12 +1,27 @@
 """How logits follow from features and a head: some targets cap them, or multiply them by a number."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vllm_specext.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class LastNorm:
+    """The target's norm before its head."""
+
+    weight: Tensor
+    """``[d]``"""
+    eps: float
+
+    def of(self, features: Tensor) -> Tensor:
+        """``features`` ``[..., d]`` in float32, normed."""
+        return F.rms_norm(features.float(), self.weight.shape, self.weight, self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,11 +31,19 @@ class Logits:
     scale: float = 1.0
     soft_cap: float | None = None
     """The most that a logit before its scale is: ``soft_cap · tanh(x / soft_cap)``."""
+    norm: LastNorm | None = field(default=None, compare=False)
+    """What features go through before the head, where vLLM's class gives them without."""
+
+    def to(self, device: torch.device) -> "Logits":
+        """The same, for features that are there."""
+        norm = self.norm and replace(self.norm, weight=self.norm.weight.to(device))
+        return replace(self, norm=norm)
 
     def of(self, features: Tensor, head: Tensor) -> Tensor:
         """``[N, V]`` float32, of ``features`` ``[N, d]`` and ``head`` ``[V, d]``, which gives the type that they are
         multiplied in."""
-        logits = (features.to(head.dtype) @ head.T).float()
+        read = features if self.norm is None else self.norm.of(features)
+        logits = (read.to(head.dtype) @ head.T).float()
         if self.soft_cap is not None:
             logits = logits.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
         return logits if self.scale == 1 else logits.mul_(self.scale)

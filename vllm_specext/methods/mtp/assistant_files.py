@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm.transformers_utils.config import get_config
-
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import Shapes, load_tensor, read_config, tensor_headers
 from vllm_specext.methods.stock.checkpoint import TOKEN_ORDERING, check_checkpoint, meaning_of_any, weight_files
-from vllm_specext.methods.stock.config import MAX_LAYERS, MAX_REASON
+from vllm_specext.methods.stock.config import MAX_LAYERS, MAX_REASON, configuration
 from vllm_specext.refusals import Launch
 
 TYPE = "gemma4_assistant"
@@ -78,8 +76,8 @@ def check_assistant(directory: Path, launch: Launch) -> None:
     kind = read_config(directory).get("model_type")
     if kind != TYPE:
         raise ConfigurationError(f"{place}: model_type is {kind!r}; an assistant's is {TYPE!r}.")
+    shape = AssistantShape(configuration(directory))
     try:
-        shape = AssistantShape(get_config(str(directory), trust_remote_code=False))
         text = shape.text
         layers = text.num_hidden_layers
         own = {"backbone_hidden_size": shape.config.backbone_hidden_size, "vocab_size": shape.vocab_size}

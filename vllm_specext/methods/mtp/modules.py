@@ -50,10 +50,3 @@ def tensor_names(folder: Path) -> Iterable[str]:
         return []
     named = read_object(index).get("weight_map")
     return named if isinstance(named, dict) else []
-
-
-def lacks_module(folder: Path, prefix: str) -> bool:
-    """Whether the checkpoint in ``folder`` tells its tensors, and none is of a module, with names that begin with
-    ``prefix``."""
-    names = list(tensor_names(folder))
-    return bool(names) and not any(name.startswith(prefix) for name in names)

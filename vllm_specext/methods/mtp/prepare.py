@@ -2,7 +2,7 @@
 run, and that it fits, where it is a checkpoint of its own."""
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.mtp.modules import TARGETS, lacks_module
+from vllm_specext.methods.mtp.modules import TARGETS, tensor_names
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.methods.stock.checkpoint import FILES, INDEX
@@ -38,12 +38,15 @@ def prepare(options: MtpTreeOptions, launch: Launch) -> Prepared:
         from vllm_specext.methods.mtp.module_files import check_module
 
         directory = drafter_directory(options.model, options.revision, FILES)
-        check_module(directory, modules, prefix, launch)
+        check_module(directory, modules, prefix, launch, _told_names(launch, prefix))
         return Prepared({**fields_of(options), "model": str(directory)}, is_latent=is_latent)
-    # vLLM's own way to name the target's checkpoint, with the target's quantisation.
-    checkpoint = launch.model.model_weights or launch.model.model
-    if launch.arguments.load_format in ("auto", "hf", "safetensors"):
-        _check_weights(checkpoint, launch.model.revision, prefix, options.method)
+    checkpoint = _checkpoint(launch)
+    if (names := _told_names(launch)) and not any(name.startswith(prefix) for name in names):
+        raise ConfigurationError(
+            f"the target {checkpoint} has no multi-token prediction module, which method {options.method!r} drafts "
+            f"with: no name of its tensors begins with {prefix!r}."
+        )
+    # With the target's quantisation, as vLLM does it.
     fields = {**fields_of(options), "model": checkpoint, "quantization": launch.model.quantization}
     return Prepared(fields, is_latent=is_latent)
 
@@ -67,15 +70,18 @@ def _with_assistant(options: MtpTreeOptions, launch: Launch) -> Prepared:
     return Prepared({**fields_of(options), "model": str(directory), "disable_eagle_block_drop": True})
 
 
-def _check_weights(checkpoint: str, revision: str | None, prefix: str, method: str) -> None:
-    """Refuse a target that was saved without its module, as fine-tuned ones are. Of one on the hub, only the table of
-    its files is fetched for this; what has none goes to vLLM unread."""
+def _told_names(launch: Launch, prefix: str = "") -> list[str]:
+    """Of the target's tensors, those that begin with ``prefix``. Of one on the hub, only the table of its files is
+    fetched for this; none are told of what has no table, or goes to vLLM unread."""
+    if launch.arguments.load_format not in ("auto", "hf", "safetensors"):
+        return []
     try:
-        folder = drafter_directory(checkpoint, revision, (INDEX,))
+        folder = drafter_directory(_checkpoint(launch), launch.model.revision, (INDEX,))
     except ConfigurationError:  # vLLM knows further kinds of places
-        return
-    if lacks_module(folder, prefix):
-        raise ConfigurationError(
-            f"the target {checkpoint} has no multi-token prediction module, which method {method!r} drafts with: no "
-            f"name of its tensors begins with {prefix!r}."
-        )
+        return []
+    return [name for name in tensor_names(folder) if name.startswith(prefix)]
+
+
+def _checkpoint(launch: Launch) -> str:
+    """vLLM's own way to name the target's files."""
+    return str(launch.model.model_weights or launch.model.model)

@@ -106,6 +106,20 @@ def read_drafter(directory: Path, options: StockDrafterOptions, trust_remote_cod
     return Drafter(place, config, raw, str(class_name), CLASSES[method][str(class_name)])
 
 
+def configuration(directory: Path) -> Any:
+    """What vLLM makes of the ``config.json`` in ``directory``, without any code that it names.
+
+    Raises ``ConfigurationError``.
+    """
+    try:
+        return get_config(str(directory), trust_remote_code=False)
+    except Exception as error:  # whatever a wrong value leads to
+        reason = " ".join(str(error).split())[:MAX_REASON].rstrip(". ")
+        raise ConfigurationError(
+            f"{directory / 'config.json'} is not a configuration that vLLM reads: {type(error).__name__} {reason}."
+        ) from error
+
+
 def positions(drafter: Drafter, context: int) -> dict[str, Any]:
     """No position lies after the target's context, and the file's numbers would size the rotary table."""
     rope = getattr(drafter.config, "rope_parameters", None) or {}

@@ -1,7 +1,7 @@
 """Modules on disk, as vLLM's classes read them: in the target's own files, or alone in a folder with its
 ``config.json``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -21,9 +21,16 @@ from vllm_specext.methods.checkpoints import (
 from vllm_specext.training.mtp.layouts import Layout
 from vllm_specext.training.mtp.model import ModuleShape, MtpModule
 
+KIND = "multi-token prediction module"
 IN_LAYER = {"self_attn.input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 """Names of the layer's parts that are others in files."""
 QUERIES, GATES = "self_attn.q_proj.weight", "self_attn.gate_proj.weight"
+
+
+def of_the_module(names: Iterable[str], layout: Layout) -> list[str]:
+    """Those of ``names`` of tensors in files that are a module's."""
+    beginnings = (layout.layer, *(f"{name}." for name in _outside(layout).values()))
+    return [name for name in names if name.startswith(beginnings)]
 
 
 def locate(place: Path, files: Sequence[Path], shape: ModuleShape) -> dict[str, Path]:
@@ -31,20 +38,14 @@ def locate(place: Path, files: Sequence[Path], shape: ModuleShape) -> dict[str, 
 
     Raises ``ConfigurationError`` where there is none of this ``shape``.
     """
-    layout = shape.layout
-    of_module = (layout.layer, *(f"{name}." for name in _outside(layout).values()))
-    found: dict[str, tuple[Path, Header]] = {
-        name: (file, header)
-        for file in files
-        for name, header in tensor_headers(file).items()
-        if name.startswith(of_module)
-    }
+    found: dict[str, tuple[Path, Header]] = {}
+    for file in files:
+        headers = tensor_headers(file)
+        found |= {name: (file, headers[name]) for name in of_the_module(headers, shape.layout)}
     if not found:
-        raise ConfigurationError(
-            f"{place} has no multi-token prediction module: no name of its tensors begins with {layout.layer!r}."
-        )
+        raise ConfigurationError(f"{place} has no {KIND}: no name of its tensors begins with {shape.layout.layer!r}.")
     wanted = file_shapes(shape)
-    check_names(place, "multi-token prediction module", found, wanted)
+    check_names(place, KIND, found, wanted)
     check_floating(place, {name: header for name, (_, header) in found.items()})
     check_shapes(place, {name: header.shape for name, (_, header) in found.items()}, wanted)
     return {name: file for name, (file, _) in found.items()}
@@ -59,7 +60,7 @@ def read_tensors(place: Path, files: Sequence[Path], shape: ModuleShape) -> dict
 
 def write_checkpoint(directory: Path, shape: ModuleShape, state_dict: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """Write a module to ``directory`` as ``config.json`` and ``model.safetensors``, weights in ``dtype``."""
-    config = {key: value for key, value in shape.config.items() if key not in ("quantization_config", "dtype")}
+    config = {key: value for key, value in shape.config.items() if key != "dtype"}
     write_files(directory, config, to_files(state_dict, shape), dtype)
 
 

@@ -23,6 +23,8 @@ class Layout:
     """Whether the embedding at position 0 is read, and not zeros."""
     one_more: bool
     """Whether norms multiply by one more than their weights."""
+    share: float
+    """The part of each head that is turned, where the configuration does not say it."""
     qkv_bias: bool
     gated: bool
     """Whether attention's output is multiplied by gates, which the file has beside the queries of each head, and
@@ -38,6 +40,7 @@ MIMO = Layout(
     hidden_first=True,
     sees_first_token=False,
     one_more=False,
+    share=1.0,
     qkv_bias=True,
     gated=False,
 )
@@ -50,6 +53,7 @@ QWEN3_5 = Layout(
     hidden_first=False,
     sees_first_token=True,
     one_more=True,
+    share=0.25,
     qkv_bias=False,
     gated=True,
 )

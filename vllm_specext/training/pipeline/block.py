@@ -154,7 +154,7 @@ class BlockMethod:
         ends = TargetEnds(target)
         embedding = ends.get_input_embeddings().weight.detach().to(device)
         scale = ends.embedding_scale if self.layout.embeds_as_target else 1.0
-        own = Ends(embedding, ends.head.to(device), model.shape.mask, scale, ends.logits)
+        own = Ends(embedding, ends.head.to(device), model.shape.mask, scale, ends.logits.to(device))
         return DrafterWithEnds(model.to(device), own)
 
 

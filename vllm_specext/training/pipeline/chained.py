@@ -42,7 +42,7 @@ class ChainedDrafter:
     @classmethod
     def of(cls, model: nn.Module, ends: TargetEnds, device: torch.device, parts: Parts) -> "ChainedDrafter":
         embedding = ends.get_input_embeddings().weight.detach()
-        return cls(model.to(device), embedding.to(device), ends.head.to(device), ends.logits, parts)
+        return cls(model.to(device), embedding.to(device), ends.head.to(device), ends.logits.to(device), parts)
 
     def draft(self, token_ids: Tensor, states: Tensor, length: int) -> Tensor:
         device = self.head.device

@@ -102,7 +102,7 @@ class GriffinMethod:
         else:
             sizes = layer_sizes(target, recipe.mlp_size)
             model = griffin.new_griffin_drafter(like, **sizes._asdict(), seed=recipe.seed)
-        return GriffinWithHead(model.to(device), ends.head.to(device), ends.logits)
+        return GriffinWithHead(model.to(device), ends.head.to(device), ends.logits.to(device))
 
     def read(self, folder: Path, target: TargetModel) -> GriffinDrafter:
         model = GriffinDrafter(read_shape(folder))
@@ -111,7 +111,7 @@ class GriffinMethod:
 
     def load(self, folder: Path, target: TargetModel, device: torch.device, *, bfloat16: bool = False) -> Drafter:
         ends = TargetEnds(target)
-        return GriffinWithHead(self.read(folder, target).to(device), ends.head.to(device), ends.logits)
+        return GriffinWithHead(self.read(folder, target).to(device), ends.head.to(device), ends.logits.to(device))
 
     def export(self, model: nn.Module, folder: Path) -> None:
         assert isinstance(model, GriffinDrafter)

@@ -1,7 +1,10 @@
 """What is checked of a run's inputs beside the settings themselves, before anything is loaded."""
 
+from pathlib import Path
+
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.source import drafter_directory
+from vllm_specext.methods.stock.checkpoint import FILES
 from vllm_specext.training.data.sources import rows_of_all
 from vllm_specext.training.data.template import load_template
 from vllm_specext.training.log import check_trackers
@@ -31,11 +34,16 @@ def check_inputs(settings: RunSettings, target: TargetModel, processes: int) -> 
         )
 
 
+def init_folder(name: str) -> Path:
+    """Of ``--init``, which is fetched if it is a hub id."""
+    return drafter_directory(name, None, FILES, role="--init")
+
+
 def begun_with(method: str, recipe: StagedKeys, init: str | None, target: TargetModel) -> StagedKeys:
     """The ``recipe``, as it is for the drafter that is begun with. ``ConfigurationError`` where that cannot be."""
     if init is None:
         TRAINABLE[method].check_new(target)
         return recipe
-    folder = drafter_directory(init, None, role="--init")
+    folder = init_folder(init)
     TRAINABLE[method].check_init(folder, target)
     return recipe.beginning_with(TRAINABLE[method].kept(folder, target))

@@ -27,8 +27,9 @@ def mask_token(target: TargetModel, recipe: DFlashRecipe) -> int:
         return above
     padding, ends = tokenizer.pad_token_id, tokenizer.eos_token_id
     paddings = [padding] if padding is not None and padding < target.vocab_size else []
-    reserved = [number for number, token in tokenizer.added_tokens_decoder.items() if "reserved" in str(token)]
-    found = [*(each for each in paddings if each != ends), *sorted(reserved), *paddings]
+    added = tokenizer.added_tokens_decoder.items()
+    reserved = sorted(number for number, token in added if "reserved" in str(token) and number < target.vocab_size)
+    found = [*(each for each in paddings if each != ends), *reserved, *paddings]
     if not found:
         raise ConfigurationError(
             "the target's tokenizer has a text for every token, and no padding; the recipe's key 'mask_token_id' has "

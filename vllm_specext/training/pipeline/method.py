@@ -79,7 +79,8 @@ class TrainedMethod(Protocol):
         """The packs that ``rows`` make."""
 
     def check_new(self, target: TargetModel) -> None:
-        """Refuse a target for which no drafter can be begun anew, without ``--init``."""
+        """Refuse a target for which no drafter can be begun without ``--init``, as far as the files that are there
+        tell."""
 
     def check_init(self, folder: Path, target: TargetModel) -> None:
         """Refuse a drafter that the training cannot begin with."""

@@ -10,10 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.checkpoints import read_config, read_rotary
-from vllm_specext.methods.mtp.modules import TARGETS, lacks_module
+from vllm_specext.methods.checkpoints import check_names, read_config, read_rotary, tensor_headers
+from vllm_specext.methods.mtp.modules import TARGETS, tensor_names
 from vllm_specext.methods.stock.checkpoint import weight_files
-from vllm_specext.training.mtp.checkpoint import file_shapes, locate, read_tensors, write_checkpoint
+from vllm_specext.training.mtp.checkpoint import (
+    KIND,
+    file_shapes,
+    locate,
+    of_the_module,
+    read_tensors,
+    write_checkpoint,
+)
 from vllm_specext.training.mtp.layouts import LAYOUTS
 from vllm_specext.training.mtp.model import ModuleShape, MtpModule
 from vllm_specext.training.mtp.passes import simulate_chains
@@ -25,6 +32,12 @@ from vllm_specext.training.pipeline.target import ROLE, TargetModel, target_file
 from vllm_specext.training.pipeline.target_ends import TargetEnds, plain_numbers
 from vllm_specext.training.recipes.mtp import MtpRecipe
 from vllm_specext.training.rows import FeatureRow, RowSource
+
+REFUSED = {
+    "auto_map": "it names code, which is not run; MiMo's is read without, in a copy whose model_type is 'qwen2'",
+    "quantization_config": "modules are trained for targets that are not quantised, as vLLM's classes read both alike",
+}
+"""Keys of a target's configuration, and why there is no training with them."""
 
 PARTS = Parts(simulate_chains, train_mtp, MtpTraining)
 
@@ -55,12 +68,19 @@ class MtpMethod:
         return packs_of(rows, recipe)
 
     def check_new(self, target: TargetModel) -> None:
-        prefix = shape_of(target).layout.layer
-        if lacks_module(target.folder, prefix):
+        shape = shape_of(target)
+        names, layer = list(tensor_names(target.folder)), shape.layout.layer
+        of_module = of_the_module(names, shape.layout)
+        if names and not of_module:
             raise ConfigurationError(
                 f"{ROLE} is {target.name!r}, which was saved without its multi-token prediction module (no name of its "
-                f"tensors begins with {prefix!r}); --init has to name a folder with one."
+                f"tensors begins with {layer!r}); --init has to name a folder with one."
             )
+        if names:
+            check_names(target.folder, KIND, of_module, file_shapes(shape))
+        files = target_files(target.folder)
+        if names and {name for file in files for name in tensor_headers(file)} >= set(of_module):  # all were fetched
+            locate(target.folder, files, shape)
 
     def check_init(self, folder: Path, target: TargetModel) -> None:
         locate(folder, weight_files(folder), shape_of(target))
@@ -105,18 +125,27 @@ def shape_of(target: TargetModel) -> ModuleShape:
         raise ConfigurationError(
             f"{ROLE} is {target.name!r}, whose hidden_act is {target.config['hidden_act']!r}; expected 'silu'."
         )
-    rope = target.config.get("rope_parameters") or {}
-    rotary = read_rotary(target.folder, target.config, ("default",))
+    whole = read_config(target.folder)
+    for key, why in REFUSED.items():
+        if whole.get(key):
+            raise ConfigurationError(f"{ROLE} is {target.name!r}, whose config.json has {key}: {why}.")
+    layout = LAYOUTS[architecture]
+    rope, rotary = target.config.get("rope_parameters") or {}, read_rotary(target.folder, target.config, ("default",))
+    share = rope.get("partial_rotary_factor") or target.config.get("partial_rotary_factor") or layout.share
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ConfigurationError(
+            f"{ROLE} is {target.name!r}, whose partial_rotary_factor is {share!r}; expected a number from 0 to 1."
+        )
     return ModuleShape(
-        layout=LAYOUTS[architecture],
+        layout=layout,
         hidden_size=target.hidden_size,
         heads=target.heads,
         kv_heads=target.kv_heads,
         head_dim=target.head_dim,
         mlp_size=target.intermediate_size,
         rms_norm_eps=plain_numbers(target).rms_norm_eps,
-        rotary=replace(rotary, share=rope.get("partial_rotary_factor") or 1.0),
-        config=read_config(target.folder),
+        rotary=replace(rotary, share=share),
+        config=whole,
     )
 
 

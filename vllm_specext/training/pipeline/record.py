@@ -41,7 +41,7 @@ def make_record(settings: RunSettings, processes: int, target: TargetModel) -> R
         target_hash=fingerprint(target.folder),
         text_hash=tokenizer_hash(target),
         data_hash=hash_of([_named(name) for name in settings.data]),
-        init_hash=None if settings.init is None else hash_of(_named(settings.init)),
+        init_hash=None if settings.init is None else _init_hash(settings.init),
     )
 
 
@@ -88,6 +88,12 @@ def stage_inputs(record: Record) -> dict[str, str]:
 def versions() -> dict[str, str]:
     found = {"vllm-specext": __version__, "python": platform.python_version()}
     return found | {package: version for package in PACKAGES if (version := installed(package)) is not None}
+
+
+def _init_hash(name: str) -> str:
+    """Of a folder, which may be a whole model, as of a target. A name on the hub stands for itself."""
+    path = Path(name).expanduser()
+    return fingerprint(path) if path.is_dir() else hash_of(name)
 
 
 def _named(name: str) -> Any:

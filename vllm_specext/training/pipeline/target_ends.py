@@ -3,7 +3,7 @@ files."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.training.logits import logits_of
+from vllm_specext.training.logits import LastNorm, logits_of
 from vllm_specext.training.pipeline.target import TargetModel, target_files
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
@@ -26,6 +26,9 @@ ONE_MORE_THAN_WEIGHTS = (
     *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
 )
 """Types of models whose norms multiply by one more than their weights."""
+NORM_WITH_HEAD = {"MiMoForCausalLM", "Step3p5ForCausalLM"}
+"""Architectures whose class in vLLM gives the last hidden state before the last norm, which is applied with the head
+there. Their modules read it so."""
 EMBEDDINGS_TIMES_ROOT = (
     *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
 )
@@ -74,6 +77,13 @@ class TargetEnds:
         """What the target multiplies embeddings by."""
         more = float(target.config.get("model_type") in ONE_MORE_THAN_WEIGHTS)
         self.norm = norms[0].float() + more if len(norms) == 1 else None
+        if set(target.config.get("architectures") or []) & NORM_WITH_HEAD:
+            if self.norm is None:
+                raise ConfigurationError(
+                    f"{target.folder} has {len(norms)} tensors that may be the target's last norm; expected one whose "
+                    f"name ends with {' or '.join(NORMS)}."
+                )
+            self.logits = replace(self.logits, norm=LastNorm(self.norm, numbers.rms_norm_eps))
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self._embedding

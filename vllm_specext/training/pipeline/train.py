@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.source import drafter_directory
 from vllm_specext.training.acceptance import Acceptance
 from vllm_specext.training.data.folder import Part, read_data
 from vllm_specext.training.pipeline.chains import acceptance, accepted_by_depth, answers_in
 from vllm_specext.training.pipeline.folder import BEST, DATA, FEATURES, LATEST, LOG, STATE, TRAINED
+from vllm_specext.training.pipeline.inputs import init_folder
 from vllm_specext.training.pipeline.method import Drafter, TrainedMethod
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.record import Record, read_record
@@ -37,7 +37,7 @@ EVALUATIONS = 40
 def work(folder: Path, say: Say) -> None:
     record = read_record(folder)
     settings, method = record.settings, TRAINABLE[record.settings.method]
-    init = None if settings.init is None else drafter_directory(settings.init, None, role="--init")
+    init = None if settings.init is None else init_folder(settings.init)
     drafter = method.begin(read_target(settings.target, weights=True), settings.recipe, init, this_device())
     with training_rows(folder, record) as rows:
         train(folder, record, drafter, rows, say)
