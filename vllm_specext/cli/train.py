@@ -101,7 +101,8 @@ def train(
     init: Annotated[
         str | None,
         typer.Option(
-            help="Begin with this drafter: of the same method, or, for griffin, of EAGLE-1, EAGLE-2 or HASS.",
+            help="Begin with this drafter: of the same method; for griffin also of EAGLE-1, EAGLE-2 or HASS; for mtp "
+            "another module than the target's own.",
             show_default=False,
         ),
     ] = None,
