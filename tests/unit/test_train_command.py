@@ -99,6 +99,11 @@ def test_an_option_that_another_method_has_is_refused(option: str, expected: str
     assert expected in refused(run, *command(option, method="eagle3"))
 
 
+def test_a_module_is_trained_of_a_target_that_has_one(run: CliRunner) -> None:
+    expected = "of the architecture 'LlamaForCausalLM'; modules are trained of MiMoForCausalLM, Qwen3_5ForCausalLM"
+    assert expected in refused(run, *command(method="mtp"))
+
+
 def test_rows_have_room_for_a_chain(run: CliRunner) -> None:
     words = "--max-length is 18, but drafters are measured by chains of 15 tokens, which come after a prompt and an"
     assert words in refused(run, *command("--max-length=18", method="dflash"))
