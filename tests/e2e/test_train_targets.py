@@ -11,6 +11,8 @@ from benchmarks.mimo import make_mimo
 from tests.e2e.other_target import gemma3, gpt_oss, make_target, qwen3_next
 from tests.e2e.test_train_methods import check_trained
 from tests.e2e.trainings import TWO_STAGES, Training
+from tests.engine.hybrid import one_layer
+from tests.engine.modules import OF_QWEN, add_module
 from tests.engine.sounds import hearing
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -51,4 +53,12 @@ def test_a_module_is_trained_further_exported_and_accepted(options: tuple[str, .
     (tmp_path / "target").mkdir()
     target = make_mimo(tmp_path / "target")
     training = Training(tmp_path, target, "--temperature=0", *options, method="mtp", recipe=MODULE)
+    check_trained(training, "MTP", "mtp-tree", target)
+
+
+def test_a_module_with_experts_is_trained_further_exported_and_accepted(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    target = make_target(tmp_path / "target", new=qwen3_next)
+    add_module(target, OF_QWEN, one_layer(target))
+    training = Training(tmp_path, target, "--temperature=0", method="mtp", recipe=MODULE)
     check_trained(training, "MTP", "mtp-tree", target)

@@ -78,7 +78,9 @@ def test_every_level_of_every_draft_is_that_of_transformers_parts(
     levels_are_those_of_the_module(engines, trees(target) | whole, module, passes, largest=1e-3, torchvision=True)
 
 
-@pytest.mark.parametrize("target", KINDS[1:], indirect=True)
+@pytest.mark.parametrize(
+    "target", [pytest.param(KINDS[0], marks=pytest.mark.extended), KINDS[1]], indirect=True, ids=KINDS
+)
 def test_a_module_that_was_trained_further_drafts_in_the_place_of_the_targets_own(
     engines: Engines, target: dict[str, Any], tmp_path: Path
 ) -> None:

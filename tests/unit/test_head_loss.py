@@ -12,7 +12,7 @@ from tests.unit.griffin_losses import AlignmentMask, TargetDistribution, token_l
 from tests.unit.largest_tensor import Largest
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.head_loss import Alignment, HeadLosses, HeadWeights, MaskShift, head_losses
-from vllm_specext.training.logits import PLAINLY_SCORED, Logits, Scored, logits_of
+from vllm_specext.training.logits import PLAINLY_SCORED, LastNorm, Logits, Scored, logits_of
 
 PASSES, PACKS, LENGTH, WIDTH = 3, 2, 37, 16
 CHUNK = 10
@@ -118,6 +118,19 @@ def test_logits_are_capped_and_scaled_as_a_target_makes_them(scored: Scored) -> 
     for one, other, another in zip(found, wanted, others, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
         assert not torch.allclose(one, another, rtol=0.02, atol=1e-4)
+
+
+def test_a_targets_states_go_through_its_last_norm_and_a_drafters_do_not() -> None:
+    case, norm = made(61), LastNorm(torch.full((WIDTH,), 0.4), 1e-5)
+    logits = Logits(soft_cap=3.0, norm=norm)
+    ours = chunked(case, "code", scored=Scored(logits, logits.without_norm()))
+    expected = naive(case._replace(wanted=norm.of(case.wanted)), "code", scored=Scored(CAPPED, CAPPED))
+    torch.testing.assert_close(ours.loss, expected.loss, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(ours.loss, naive(case, "code", scored=Scored(CAPPED, CAPPED)).loss, rtol=0.02)
+    for one, other in zip(gradients(ours, case), gradients(expected, case), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="the drafter's features would go through a norm"):
+        Scored(logits, logits)
 
 
 @pytest.mark.parametrize(

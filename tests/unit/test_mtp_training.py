@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.engine.modules import OF_QWEN, Module
-from tests.unit.tiny_modules import ENDS, MIMO, QWEN, VOCABULARY, WEIGHTS, WIDTH, change, target_in
+from tests.unit.tiny_modules import ENDS, MIMO, MOE, NEXT, QWEN, VOCABULARY, WEIGHTS, WIDTH, change, target_in
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.mtp.checkpoint import to_files
+from vllm_specext.training.mtp.experts import DOWN, GATE_UP
 from vllm_specext.training.mtp.model import MtpModule
 from vllm_specext.training.mtp.passes import training_passes
 from vllm_specext.training.packed_attention import Layout
@@ -25,7 +26,7 @@ from vllm_specext.training.recipes.mtp import MtpRecipe
 CPU = torch.device("cpu")
 LENGTH = 9
 METHOD = MtpMethod()
-KINDS = {"MiMo": MIMO, "Qwen3.5": QWEN}
+KINDS = {"MiMo": MIMO, "Qwen3.5": QWEN, "Qwen3-Next": NEXT, "Qwen3.5 with experts": MOE}
 
 
 @pytest.fixture(params=KINDS)
@@ -99,9 +100,10 @@ def test_the_first_embedding_is_read_where_the_layout_says_so(target: TargetMode
     assert [bool(each.all()) for each in same[0]] == [not model.shape.layout.sees_first_token, False]
 
 
-def test_qwens_module_is_that_of_transformers(tmp_path: Path) -> None:
-    """With heads that are turned in part, gates, and norms that multiply by one more than their weights."""
-    folder = target_in(tmp_path / "target", QWEN)
+@pytest.mark.parametrize("config", [QWEN, NEXT, MOE], ids=["Qwen3.5", "Qwen3-Next", "Qwen3.5 with experts"])
+def test_qwens_module_is_that_of_transformers(config: dict[str, Any], tmp_path: Path) -> None:
+    """With heads that are turned in part, gates, norms that multiply by one more than their weights, and experts."""
+    folder = target_in(tmp_path / "target", config)
     drafter = begin(read_target(str(folder), weights=True))
     torch.manual_seed(2)
     ids, states = torch.randint(0, VOCABULARY, (1, LENGTH)), torch.randn(1, LENGTH, WIDTH)
@@ -144,8 +146,8 @@ def test_as_many_numbers_are_trained_as_planned(target: TargetModel) -> None:
     trained = sum(p.numel() for p in begin(target).model.parameters())
     assert METHOD.sizes(target, MtpRecipe()).trained == trained
     once, thrice = (METHOD.operations(target, MtpRecipe(passes=passes))[0] for passes in (1, 3))
-    head = VOCABULARY * WIDTH
-    assert thrice - once == 2 * (6 * trained + 4 * head)
+    head, idle = VOCABULARY * WIDTH, 2 * 3 * 24 * WIDTH if "num_experts" in target.config else 0
+    assert thrice - once == 2 * (6 * (trained - idle) + 4 * head)
 
 
 def test_a_mimos_distribution_is_that_of_normed_states(target: TargetModel) -> None:
@@ -158,6 +160,32 @@ def test_a_mimos_distribution_is_that_of_normed_states(target: TargetModel) -> N
     torch.testing.assert_close(
         drafter.logits.of(states, drafter.head), (normed if is_mimo else states) @ drafter.head.T
     )
+
+
+@pytest.mark.parametrize("config", [NEXT, MOE], ids=["Qwen3-Next", "Qwen3.5"])
+def test_experts_are_read_and_written_together_or_apart(config: dict[str, Any], tmp_path: Path) -> None:
+    folder = target_in(tmp_path / "target", config)
+    apart = begin(read_target(str(folder), weights=True))
+    METHOD.export(apart.model, tmp_path / "apart")
+    model = apart.model
+    assert isinstance(model, MtpModule)
+    assert model.shape.experts is not None
+    assert not model.shape.experts.together
+    own = {name: tensor for name, tensor in load_file(folder / WEIGHTS).items() if ".experts." in name}
+    change(folder, dict.fromkeys(own))
+    change(folder, {f"mtp.layers.0.{name}": model.state_dict()[name] for name in (GATE_UP, DOWN)})
+    target = read_target(str(folder), weights=True)
+    METHOD.check_new(target, complete=True)
+    together = begin(target)
+    METHOD.export(together.model, tmp_path / "together")
+    names = [load_file(tmp_path / form / WEIGHTS).keys() for form in ("apart", "together")]
+    assert f"mtp.layers.0.{GATE_UP}" in names[1]
+    assert names[0] - names[1] == own.keys()
+    for init in ("apart", "together"):  # whichever way the target's own has them
+        METHOD.check_init(tmp_path / init, target)
+        again = begin(target, tmp_path / init).model.state_dict()
+        for name in (GATE_UP, DOWN):
+            assert torch.equal(again[name], model.state_dict()[name].bfloat16().float())
 
 
 NORM, FC = "mtp.norm.weight", "mtp.fc.weight"
@@ -179,7 +207,7 @@ def test_a_module_that_is_another_one_is_refused(
     change(folder, tensors)
     target = read_target(str(folder), weights=True)
     with pytest.raises(ConfigurationError, match=expected):
-        METHOD.check_new(target)
+        METHOD.check_new(target, complete=True)
     with pytest.raises(ConfigurationError, match=expected):
         METHOD.check_init(folder, target)
 
@@ -192,7 +220,9 @@ def test_a_module_that_is_another_one_is_refused(
         ({"num_nextn_predict_layers": 2}, "whose num_nextn_predict_layers is 2; one module is trained"),
         ({"auto_map": {"AutoConfig": "a.B"}}, "whose config.json has auto_map: it names code, which is not run"),
         ({"quantization_config": {"quant_method": "fp8"}}, "whose config.json has quantization_config: modules are"),
-        ({"partial_rotary_factor": 2.0}, r"partial_rotary_factor is 2.0; expected a number from 0 to 1"),
+        ({"compression_config": {"format": "pack"}}, "whose config.json has compression_config: modules are trained"),
+        ({"partial_rotary_factor": 2.0}, r"partial_rotary_factor is 2.0; expected a number above 0 and at most 1"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; expected a positive number"),
         ({"hidden_act": "gelu"}, "whose hidden_act is 'gelu'; expected 'silu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "has the type 'yarn'"),
     ],
@@ -202,6 +232,22 @@ def test_a_target_whose_module_is_not_trained_here_is_refused(
 ) -> None:
     folder = target_in(tmp_path / "target", MIMO)
     (folder / "config.json").write_text(json.dumps(MIMO | changes))
+    with pytest.raises(ConfigurationError, match=expected):
+        METHOD.sizes(read_target(str(folder)), MtpRecipe())
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2 .* has no experts in its module"),
+        ({"mlp_only_layers": [0]}, r"mlp_only_layers \[0\], so that vLLM's class has no experts"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5, but there are 4 experts"),
+        ({"num_experts": "four"}, "is not a configuration that transformers reads"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    folder = target_in(tmp_path / "target", NEXT)
+    (folder / "config.json").write_text(json.dumps(NEXT | changes))
     with pytest.raises(ConfigurationError, match=expected):
         METHOD.sizes(read_target(str(folder)), MtpRecipe())
 
@@ -216,11 +262,11 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_a_target_without_its_module_is_refused_unless_another_is_given(folder: Path, tmp_path: Path) -> None:
     target = read_target(str(folder), weights=True)
     METHOD.export(begin(target).model, tmp_path / "module")
-    METHOD.check_new(target)
+    METHOD.check_new(target, complete=True)
     names = load_file(folder / WEIGHTS).keys()
     change(folder, {name: None for name in names if name not in ENDS})
     with pytest.raises(ConfigurationError, match=r"was saved without its multi-token prediction module .*; --init"):
-        METHOD.check_new(target)
+        METHOD.check_new(target, complete=True)
     with pytest.raises(ConfigurationError, match="has no multi-token prediction module: no name of its tensors"):
         METHOD.check_init(folder, target)
     METHOD.check_init(tmp_path / "module", target)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM, Qwen3_5TextConfig
+from transformers import LlamaForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3NextConfig
 
 from tests.engine.modules import OF_QWEN, add_module
 from vllm_specext.methods.layers import Rotary
@@ -48,6 +48,19 @@ QWEN = KEYS | {
 }
 
 
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 16,
+}
+NEXT = QWEN | EXPERTS | {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
+MOE = QWEN | EXPERTS | {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text"}
+OF_TRANSFORMERS: dict[str, Any] = {
+    "qwen3_5_text": Qwen3_5TextConfig,
+    "qwen3_next": Qwen3NextConfig,
+    "qwen3_5_moe_text": Qwen3_5MoeTextConfig,
+}
 ENDS = {
     "model.embed_tokens.weight": (VOCABULARY, WIDTH),
     "lm_head.weight": (VOCABULARY, WIDTH),
@@ -56,15 +69,16 @@ ENDS = {
 
 
 def target_in(folder: Path, config: dict[str, Any]) -> Path:
-    """``MIMO`` or ``QWEN``, with the module that the layout has. Qwen's is made out of transformers' layer."""
+    """``MIMO``, or one of Qwen's, with the module that the layout has. Qwen's are made out of transformers' layer."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(size, generator=generator) for name, size in ENDS.items()}
     save_file(tensors, folder / WEIGHTS)
-    if config["model_type"] == QWEN["model_type"]:
-        own = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-        add_module(folder, OF_QWEN, Qwen3_5TextConfig(**{**KEYS, **own}, rope_parameters=ROPE))
+    if kind := OF_TRANSFORMERS.get(config["model_type"]):
+        own = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "rope_parameters": ROPE}
+        experts = {key: config[key] for key in EXPERTS if key in config}
+        add_module(folder, OF_QWEN, kind(**KEYS | own | experts))
         return folder
     for name, shape in file_shapes(shape_of(read_target(str(folder)))).items():
         weight = torch.randn(shape, generator=generator)
@@ -87,6 +101,7 @@ def tiny_module(target: LlamaForCausalLM) -> MtpModule:
             mlp_size=config.intermediate_size,
             rms_norm_eps=config.rms_norm_eps,
             rotary=Rotary(config.rope_parameters["rope_theta"]),
+            experts=None,
             config={},
         )
     )

@@ -212,7 +212,7 @@ def run(settings: "RunSettings", processes: int, plan: "Plan", output: Path, *, 
     check_folder("--output", output)
     target = read_target(settings.target, weights=True)
     if settings.init is None:
-        TRAINABLE[settings.method].check_new(target)  # once more, with all files
+        TRAINABLE[settings.method].check_new(target, complete=True)
     record = make_record(settings, processes, target)
     status = run_training(record, plan, output, anew=anew, show=show)
     if status == 0:

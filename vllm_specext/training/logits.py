@@ -39,6 +39,10 @@ class Logits:
         norm = self.norm and replace(self.norm, weight=self.norm.weight.to(device))
         return replace(self, norm=norm)
 
+    def without_norm(self) -> "Logits":
+        """The same for features that are read as they are, as a drafter's."""
+        return replace(self, norm=None)
+
     def of(self, features: Tensor, head: Tensor) -> Tensor:
         """``[N, V]`` float32, of ``features`` ``[N, d]`` and ``head`` ``[V, d]``, which gives the type that they are
         multiplied in."""
@@ -67,6 +71,10 @@ class Scored:
 
     target: Logits = PLAIN
     drafter: Logits = PLAIN
+
+    def __post_init__(self) -> None:
+        if self.drafter.norm is not None:
+            raise ValueError("the drafter's features would go through a norm; its gradient knows none")
 
 
 PLAINLY_SCORED = Scored()

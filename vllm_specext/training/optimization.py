@@ -10,7 +10,7 @@ from vllm_specext.training.muon import Float32Muon
 from vllm_specext.training.step import Progress
 
 OptimizerName = Literal["adamw", "muon"]
-"""``muon``: Muon for the matrices, but for tables of tokens and single rows; AdamW for the rest."""
+"""``muon``: Muon for the matrices, but for tables of tokens, single rows and experts; AdamW for the rest."""
 
 
 def make_optimizers(

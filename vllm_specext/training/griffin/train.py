@@ -83,7 +83,7 @@ class GriffinStep(TrainingStep[Batch]):
         super().__init__()
         self.model: GriffinDrafter = model
         self.head = head
-        self.scored = Scored(logits, logits)
+        self.scored = Scored(logits, logits.without_norm())
         self.recipe = recipe
 
     def forward(self, batch: Batch, progress: Progress) -> Sums:

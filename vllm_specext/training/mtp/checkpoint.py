@@ -2,6 +2,7 @@
 ``config.json``."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from vllm_specext.methods.checkpoints import (
     tensor_headers,
     write_files,
 )
+from vllm_specext.training.mtp.experts import apart, are_together, joined
 from vllm_specext.training.mtp.layouts import Layout
 from vllm_specext.training.mtp.model import ModuleShape, MtpModule
 
@@ -44,7 +46,7 @@ def locate(place: Path, files: Sequence[Path], shape: ModuleShape) -> dict[str, 
         found |= {name: (file, headers[name]) for name in of_the_module(headers, shape.layout)}
     if not found:
         raise ConfigurationError(f"{place} has no {KIND}: no name of its tensors begins with {shape.layout.layer!r}.")
-    wanted = file_shapes(shape)
+    wanted = file_shapes(as_in(found, shape))
     check_names(place, KIND, found, wanted)
     check_floating(place, {name: header for name, (_, header) in found.items()})
     check_shapes(place, {name: header.shape for name, (_, header) in found.items()}, wanted)
@@ -70,7 +72,14 @@ def to_files(state_dict: Mapping[str, Tensor], shape: ModuleShape) -> dict[str, 
     if layout.gated:
         queries, gates = (made.pop(name).view(shape.heads, shape.head_dim, -1) for name in (QUERIES, GATES))
         made[QUERIES] = torch.cat((queries, gates), dim=1).flatten(0, 1)
-    return {_in_files(name, layout): tensor - _more(name, layout) for name, tensor in made.items()}
+    named = {_in_files(name, layout): tensor - _more(name, layout) for name, tensor in made.items()}
+    return named if shape.experts is None or shape.experts.together else apart(named, layout.layer)
+
+
+def as_in(names: Iterable[str], shape: ModuleShape) -> ModuleShape:
+    """``shape`` with experts in the way in which tensors of these ``names`` have them."""
+    experts = shape.experts and replace(shape.experts, together=are_together(names))
+    return replace(shape, experts=experts)
 
 
 def file_shapes(shape: ModuleShape) -> dict[str, tuple[int, ...]]:
@@ -81,7 +90,9 @@ def file_shapes(shape: ModuleShape) -> dict[str, tuple[int, ...]]:
 
 
 def _of_files(tensors: Mapping[str, Tensor], shape: ModuleShape) -> dict[str, Tensor]:
-    layout = shape.layout
+    layout, experts = shape.layout, as_in(tensors, shape).experts
+    if experts is not None and not experts.together:
+        tensors = joined(tensors, layout.layer, experts.count)
     with torch.device("meta"):
         names = MtpModule(shape).state_dict().keys()
     own = {name: tensors[_in_files(name, layout)] + _more(name, layout) for name in names if name != GATES}

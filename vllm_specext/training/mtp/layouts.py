@@ -1,7 +1,4 @@
-"""How targets name the tensors of their multi-token prediction module, and what differs between modules.
-
-Those are known here whose layer is dense.
-"""
+"""How targets name the tensors of their multi-token prediction module, and what differs between modules."""
 
 from dataclasses import dataclass
 
@@ -44,7 +41,7 @@ MIMO = Layout(
     qkv_bias=True,
     gated=False,
 )
-QWEN3_5 = Layout(
+QWEN = Layout(
     layer="mtp.layers.0.",
     fc="mtp.fc",
     of_embedding="mtp.pre_fc_norm_embedding",
@@ -57,5 +54,11 @@ QWEN3_5 = Layout(
     qkv_bias=False,
     gated=True,
 )
-LAYOUTS = {"MiMoForCausalLM": MIMO, "Qwen3_5ForCausalLM": QWEN3_5, "Qwen3_5ForConditionalGeneration": QWEN3_5}
+DENSE = {"MiMoForCausalLM": MIMO, "Qwen3_5ForCausalLM": QWEN, "Qwen3_5ForConditionalGeneration": QWEN}
+WITH_EXPERTS = {
+    "Qwen3NextForCausalLM": QWEN,
+    "Qwen3_5MoeForCausalLM": QWEN,
+    "Qwen3_5MoeForConditionalGeneration": QWEN,
+}
+LAYOUTS = DENSE | WITH_EXPERTS
 """By the target's architecture."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm_specext.methods.layers import KV, Attention, GatedMLP, RMSNorm, Rotary
+from vllm_specext.training.mtp.experts import Experts
 from vllm_specext.training.mtp.layouts import Layout
 
 
@@ -28,8 +29,10 @@ class ModuleShape:
     kv_heads: int
     head_dim: int
     mlp_size: int
+    """Of a layer with ``experts`` it is not read."""
     rms_norm_eps: float
     rotary: Rotary
+    experts: Experts | None
     config: Mapping[str, Any] = field(compare=False, repr=False)
     """The target's ``config.json``, which a module's folder has, too."""
 
@@ -79,7 +82,7 @@ class MtpModule(nn.Module):
         self.fc = nn.Linear(2 * d, d, bias=False)
         self.self_attn = ModuleAttention(shape)
         self.mlp_norm = RMSNorm(d, eps)
-        self.mlp = GatedMLP(d, shape.mlp_size)
+        self.mlp = GatedMLP(d, shape.mlp_size) if shape.experts is None else shape.experts.mlp()
         self.norm = RMSNorm(d, eps)
 
     def fuse(self, hidden: Tensor, embeddings: Tensor, position_ids: Tensor) -> Tensor:

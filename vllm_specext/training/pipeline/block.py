@@ -104,7 +104,7 @@ class BlockMethod:
     def packs(self, rows: RowSource, recipe: DFlashRecipe) -> int:
         return packs_of(rows, recipe)
 
-    def check_new(self, target: TargetModel) -> None:
+    def check_new(self, target: TargetModel, *, complete: bool) -> None:
         """One can."""
 
     def check_init(self, folder: Path, target: TargetModel) -> None:

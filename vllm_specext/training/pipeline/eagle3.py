@@ -58,7 +58,7 @@ class Eagle3Method:
     def packs(self, rows: RowSource, recipe: Eagle3Recipe) -> int:
         return packs_of(rows, recipe)
 
-    def check_new(self, target: TargetModel) -> None:
+    def check_new(self, target: TargetModel, *, complete: bool) -> None:
         """One can."""
 
     def check_init(self, folder: Path, target: TargetModel) -> None:

@@ -85,7 +85,7 @@ class GriffinMethod:
     def packs(self, rows: RowSource, recipe: GriffinRecipe) -> int:
         return packs_of(rows, recipe)
 
-    def check_new(self, target: TargetModel) -> None:
+    def check_new(self, target: TargetModel, *, complete: bool) -> None:
         """One can."""
 
     def check_init(self, folder: Path, target: TargetModel) -> None:

@@ -42,7 +42,7 @@ def init_folder(name: str) -> Path:
 def begun_with(method: str, recipe: StagedKeys, init: str | None, target: TargetModel) -> StagedKeys:
     """The ``recipe``, as it is for the drafter that is begun with. ``ConfigurationError`` where that cannot be."""
     if init is None:
-        TRAINABLE[method].check_new(target)
+        TRAINABLE[method].check_new(target, complete=False)
         return recipe
     folder = init_folder(init)
     TRAINABLE[method].check_init(folder, target)

@@ -78,9 +78,9 @@ class TrainedMethod(Protocol):
     def packs(self, rows: RowSource, recipe: Any) -> int:
         """The packs that ``rows`` make."""
 
-    def check_new(self, target: TargetModel) -> None:
-        """Refuse a target for which no drafter can be begun without ``--init``, as far as the files that are there
-        tell."""
+    def check_new(self, target: TargetModel, *, complete: bool) -> None:
+        """Refuse a target for which no drafter can be begun without ``--init``. ``complete``: whether all of its files
+        are there; otherwise those that are have to do."""
 
     def check_init(self, folder: Path, target: TargetModel) -> None:
         """Refuse a drafter that the training cannot begin with."""

@@ -88,7 +88,7 @@ class MoAMethod:
     def packs(self, rows: RowSource, recipe: MoARecipe) -> int:
         return math.ceil(len(rows.lengths) / rows_of_pack(rows, recipe))
 
-    def check_new(self, target: TargetModel) -> None:
+    def check_new(self, target: TargetModel, *, complete: bool) -> None:
         """One can."""
 
     def check_init(self, folder: Path, target: TargetModel) -> None:

@@ -8,20 +8,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.checkpoints import check_names, read_config, read_rotary, tensor_headers
+from vllm_specext.methods.checkpoints import check_names, positive, read_config, read_rotary, tensor_headers
 from vllm_specext.methods.mtp.modules import TARGETS, tensor_names
 from vllm_specext.methods.stock.checkpoint import weight_files
 from vllm_specext.training.mtp.checkpoint import (
     KIND,
+    as_in,
     file_shapes,
     locate,
     of_the_module,
     read_tensors,
     write_checkpoint,
 )
-from vllm_specext.training.mtp.layouts import LAYOUTS
+from vllm_specext.training.mtp.experts import Experts, are_together
+from vllm_specext.training.mtp.layouts import LAYOUTS, WITH_EXPERTS, Layout
 from vllm_specext.training.mtp.model import ModuleShape, MtpModule
 from vllm_specext.training.mtp.passes import simulate_chains
 from vllm_specext.training.mtp.train import MtpTraining, train_mtp
@@ -33,9 +36,13 @@ from vllm_specext.training.pipeline.target_ends import TargetEnds, plain_numbers
 from vllm_specext.training.recipes.mtp import MtpRecipe
 from vllm_specext.training.rows import FeatureRow, RowSource
 
+NOT_QUANTISED = "modules are trained for targets that are not quantised, as vLLM's classes read both alike"
+QUANTISED = "hf_quant_config.json"
+"""A file that says how a target is quantised."""
 REFUSED = {
-    "auto_map": "it names code, which is not run; MiMo's is read without, in a copy whose model_type is 'qwen2'",
-    "quantization_config": "modules are trained for targets that are not quantised, as vLLM's classes read both alike",
+    "auto_map": "it names code, which is not run; MiMo's is read without it, in a copy whose model_type is 'qwen2'",
+    "quantization_config": NOT_QUANTISED,
+    "compression_config": NOT_QUANTISED,
 }
 """Keys of a target's configuration, and why there is no training with them."""
 
@@ -56,18 +63,20 @@ class MtpMethod:
         d, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         return Sizes(
             trained=_trained(shape),
-            kept=13 * d + 5 * q + 2 * kv + 3 * shape.mlp_size,
+            kept=13 * d + 5 * q + 2 * kv + 3 * shape.mlp_size + (shape.experts.kept(d) if shape.experts else 0),
             frozen=end_bytes(target, recipe),
             batch=batch_bytes(target),
         )
 
     def operations(self, target: TargetModel, recipe: MtpRecipe) -> tuple[float, ...]:
-        return (operations_of(target, recipe.passes, _trained(shape_of(target))),)
+        shape = shape_of(target)
+        idle = shape.experts.idle(shape.hidden_size) if shape.experts else 0
+        return (operations_of(target, recipe.passes, _trained(shape) - idle),)
 
     def packs(self, rows: RowSource, recipe: MtpRecipe) -> int:
         return packs_of(rows, recipe)
 
-    def check_new(self, target: TargetModel) -> None:
+    def check_new(self, target: TargetModel, *, complete: bool) -> None:
         shape = shape_of(target)
         names, layer = list(tensor_names(target.folder)), shape.layout.layer
         of_module = of_the_module(names, shape.layout)
@@ -77,9 +86,9 @@ class MtpMethod:
                 f"tensors begins with {layer!r}); --init has to name a folder with one."
             )
         if names:
-            check_names(target.folder, KIND, of_module, file_shapes(shape))
+            check_names(target.folder, KIND, of_module, file_shapes(as_in(of_module, shape)))
         files = target_files(target.folder)
-        if names and {name for file in files for name in tensor_headers(file)} >= set(of_module):  # all were fetched
+        if complete or {name for file in files for name in tensor_headers(file)} >= set(of_module) > set():
             locate(target.folder, files, shape)
 
     def check_init(self, folder: Path, target: TargetModel) -> None:
@@ -127,14 +136,18 @@ def shape_of(target: TargetModel) -> ModuleShape:
         )
     whole = read_config(target.folder)
     for key, why in REFUSED.items():
-        if whole.get(key):
+        if target.config.get(key):
             raise ConfigurationError(f"{ROLE} is {target.name!r}, whose config.json has {key}: {why}.")
+    if (target.folder / QUANTISED).exists():
+        raise ConfigurationError(f"{ROLE} is {target.name!r}, which has a file {QUANTISED}: {NOT_QUANTISED}.")
     layout = LAYOUTS[architecture]
     rope, rotary = target.config.get("rope_parameters") or {}, read_rotary(target.folder, target.config, ("default",))
-    share = rope.get("partial_rotary_factor") or target.config.get("partial_rotary_factor") or layout.share
+    share = rope.get("partial_rotary_factor", target.config.get("partial_rotary_factor"))
+    share = layout.share if share is None else share
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise ConfigurationError(
-            f"{ROLE} is {target.name!r}, whose partial_rotary_factor is {share!r}; expected a number from 0 to 1."
+            f"{ROLE} is {target.name!r}, whose partial_rotary_factor is {share!r}; expected a number above 0 "
+            "and at most 1."
         )
     return ModuleShape(
         layout=layout,
@@ -145,8 +158,36 @@ def shape_of(target: TargetModel) -> ModuleShape:
         mlp_size=target.intermediate_size,
         rms_norm_eps=plain_numbers(target).rms_norm_eps,
         rotary=replace(rotary, share=share),
+        experts=_experts(target, layout) if architecture in WITH_EXPERTS else None,
         config=whole,
     )
+
+
+def _experts(target: TargetModel, layout: Layout) -> Experts:
+    """As the target's files have them."""
+    try:
+        whole = AutoConfig.from_pretrained(target.folder, trust_remote_code=False, experts_implementation="grouped_mm")
+        config = whole.get_text_config()
+    except Exception as error:  # whatever a wrong value leads to
+        raise ConfigurationError(
+            f"{target.folder / 'config.json'} is not a configuration that transformers reads: {type(error).__name__}."
+        ) from error
+    step, dense = target.config.get("decoder_sparse_step"), target.config.get("mlp_only_layers") or []
+    if step not in (None, 1) or 0 in dense:
+        raise ConfigurationError(
+            f"{ROLE} is {target.name!r}, whose decoder_sparse_step is {step!r} and mlp_only_layers {dense!r}, so that "
+            "vLLM's class has no experts in its module; of such targets none is trained."
+        )
+    of_module = of_the_module(tensor_names(target.folder), layout)
+    count, chosen, width = (
+        positive(target.folder, target.config, key, int)
+        for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    )
+    if chosen > count:
+        raise ConfigurationError(
+            f"{target.folder / 'config.json'}: num_experts_per_tok is {chosen}, but there are {count} experts."
+        )
+    return Experts(count, chosen, width, are_together(of_module), config)
 
 
 def _trained(shape: ModuleShape) -> int:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.checkpoints import positive
 from vllm_specext.training.logits import LastNorm, logits_of
 from vllm_specext.training.pipeline.target import TargetModel, target_files
 
@@ -48,7 +49,8 @@ def plain_numbers(target: TargetModel) -> PlainNumbers:
     rope = target.config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)  # beside others, for layers with a window
     theta = rope.get("rope_theta") or target.config.get("rope_theta") or 10000.0
-    return PlainNumbers(float(target.config.get("rms_norm_eps") or 1e-6), float(theta))
+    numbers = {"rms_norm_eps": target.config.get("rms_norm_eps") or 1e-6, "rope_theta": theta}
+    return PlainNumbers(**{key: positive(target.folder, numbers, key, float) for key in numbers})
 
 
 class TargetEnds:

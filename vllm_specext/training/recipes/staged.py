@@ -24,7 +24,7 @@ class StagedKeys(Frozen):
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (2e-4, 1.2e-4, 1.2e-4)
     """AdamW's, one for each stage."""
     optimizer: Literal["adamw", "muon"] = "muon"
-    """``muon``: Muon for the matrices, but for tables of tokens and single rows; AdamW for the rest."""
+    """``muon``: Muon for the matrices, but for tables of tokens, single rows and experts; AdamW for the rest."""
     muon_factor: Annotated[float, Field(gt=0)] = 5.0
     """Muon's learning rate as a multiple of AdamW's."""
     warmup_steps: Annotated[int, Field(ge=0)] = 100
