@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.engine.conftest import ROUND, Result, eagle3, of_method
-from tests.engine.hybrid import make_hybrid, one_layer
+from tests.engine.hybrid import EXPERTS, make_hybrid, one_layer
 from tests.engine.modules import OF_QWEN, WEIGHTS, add_module, replace_module
 from tests.engine.test_given import predicting
 from tests.engine.test_lossless import differing
 from tests.engine.test_mtp_tree import another_module
 from tests.engine.transformers_parts import levels_are_those_of_the_module
 from tests.engine.workload import DFLASH
+from vllm_specext.training.mtp.experts import joined
 
 Engines = Callable[..., Result]
 
@@ -79,14 +80,25 @@ def test_every_level_of_every_draft_is_that_of_transformers_parts(
 
 
 @pytest.mark.parametrize(
-    "target", [pytest.param(KINDS[0], marks=pytest.mark.extended), KINDS[1]], indirect=True, ids=KINDS
+    ("target", "together"),
+    [
+        pytest.param(KINDS[0], False, marks=pytest.mark.extended),
+        pytest.param(KINDS[0], True, marks=pytest.mark.extended),
+        (KINDS[1], False),
+    ],
+    indirect=["target"],
+    ids=["qwen3-next", "qwen3-next, experts together", "qwen3.5"],
 )
 def test_a_module_that_was_trained_further_drafts_in_the_place_of_the_targets_own(
-    engines: Engines, target: dict[str, Any], tmp_path: Path
+    engines: Engines, target: dict[str, Any], together: bool, tmp_path: Path
 ) -> None:
+    """The target's own has each expert's matrices on their own."""
     alone, whole = another_module(tmp_path / "module", Path(target["model"])), tmp_path / "whole"
     shutil.copytree(target["model"], whole)
     replace_module(whole, OF_QWEN, {name: tensor.float() for name, tensor in load_file(alone / WEIGHTS).items()})
+    if together:
+        file = alone / WEIGHTS
+        save_file(joined(load_file(file), OF_QWEN.layer, EXPERTS["num_experts"]), file)
     llm = trees(target, model=str(alone)) | {"enable_prefix_caching": False}
     passes = tmp_path / "passes.pt"
     levels_are_those_of_the_module(engines, llm, (whole, OF_QWEN), passes, largest=1e-3, torchvision=True)

@@ -124,7 +124,7 @@ def test_a_module_is_written_by_the_names_that_it_was_read_by(target: TargetMode
 
 
 def test_what_is_exported_drafts_the_same_and_has_the_targets_configuration(
-    target: TargetModel, tmp_path: Path
+    target: TargetModel, folder: Path, tmp_path: Path
 ) -> None:
     place = target.folder / "config.json"
     own = json.loads(place.read_text())
@@ -136,6 +136,8 @@ def test_what_is_exported_drafts_the_same_and_has_the_targets_configuration(
     torch.manual_seed(2)
     ids, states = torch.randint(0, VOCABULARY, (1, LENGTH)), torch.randn(1, LENGTH, WIDTH)
     METHOD.check_init(tmp_path / "module", target)
+    METHOD.check_init(folder, target)  # a whole model has one, too
+    assert torch.equal(begin(target, folder).draft(ids, states, 3), begin(target).draft(ids, states, 3))
     for again in (METHOD.load(tmp_path / "module", target, CPU), begin(target, tmp_path / "module")):
         torch.testing.assert_close(again.draft(ids, states, 3), drafter.draft(ids, states, 3))
     config = json.loads((tmp_path / "module" / "config.json").read_text())

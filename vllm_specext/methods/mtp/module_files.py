@@ -46,5 +46,5 @@ def check_module(directory: Path, modules: Modules, prefix: str, launch: Launch,
         )
     if names and targets:
         # Experts' matrices may be each on their own or together, and vLLM reads both.
-        own, wanted = ([name for name in each if ".experts." not in name] for each in (of_module, targets))
-        check_names(directory, "multi-token prediction module", own, wanted)
+        found, required = ([name for name in each if ".experts." not in name] for each in (of_module, targets))
+        check_names(directory, "multi-token prediction module", found, required)
