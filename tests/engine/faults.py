@@ -9,7 +9,7 @@ from tests.engine.float8_weights import float8_beside_float32, float8_best_nodes
 from tests.engine.quantised import round_attention_otherwise, what_a_checkpoint_quantises_is_quantised  # noqa: F401
 from tests.engine.recurrent_faults import *  # noqa: F403
 from tests.engine.sounds import give_states_of_layers, place_on_three_axes  # noqa: F401
-from tests.engine.walk_faults import accept_every_draft, accept_the_best_node_of_every_tree  # noqa: F401
+from tests.engine.walk_faults import *  # noqa: F403
 
 
 def shift_target_positions() -> None:
@@ -285,7 +285,7 @@ def draw_sizes_and_skip_compaction() -> None:
 
 def draw_sizes_and_accept_every_draft() -> None:
     draw_sizes()
-    accept_every_draft()
+    accept_every_draft()  # noqa: F405
 
 
 def learn_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Faults of the walk: the verification believes the drafter, whatever the target draws."""
+"""Faults of verification: it believes the drafter, whatever the target draws, or takes a tree's rows for a chain's."""
 
 from typing import Any
 
@@ -34,3 +34,10 @@ def accept_the_best_node_of_every_tree() -> None:
         return stock(drawn, drafted, cu_num_logits, *tree)
 
     verification.accept_tree = accept_tree
+
+
+def count_all_earlier_rows() -> None:
+    """Penalties and bad words take all earlier rows of a request for the text before a row, as in chains."""
+    import vllm_specext.engine.verification.sampler as verification
+
+    verification.read_paths = lambda sampler, trees: None

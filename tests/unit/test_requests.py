@@ -20,14 +20,14 @@ TREES: list[dict[str, Any]] = [
     {"extra_args": {"speculation": 1}},
     {"extra_args": {"speculation": True}},
     {"extra_args": {"other": 0}},
-]
-CHAINS: list[dict[str, Any]] = [
     {"presence_penalty": 0.5},
     {"presence_penalty": -0.5},
     {"frequency_penalty": 0.5},
     {"repetition_penalty": 1.1},
     {"repetition_penalty": 0.9},
     {"bad_words": ["no"]},
+]
+CHAINS: list[dict[str, Any]] = [
     {"structured_outputs": StructuredOutputsParams(regex="a+")},
     {"thinking_token_budget": 0},
 ]
@@ -48,7 +48,7 @@ def test_custom_logits_processors_make_every_request_a_chain() -> None:
 
 
 @pytest.mark.parametrize("off", [False, 0])
-@pytest.mark.parametrize("params", [{}, {"presence_penalty": 0.5}])
+@pytest.mark.parametrize("params", [{}, {"thinking_token_budget": 9}])
 def test_a_request_that_switches_speculation_off_is_drafted_nothing(off: Any, params: dict[str, Any]) -> None:
     params = SamplingParams(**params, extra_args={"speculation": off})
     assert drafting_of(params, custom_processors=True) is Drafting.OFF

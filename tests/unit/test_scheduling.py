@@ -34,7 +34,7 @@ TREE = GRIFFIN_CHAIN | {
 }
 KINDS: dict[str, dict[str, Any]] = {
     "tree": {"min_p": 0.1},
-    "chain": {"presence_penalty": 0.5},
+    "chain": {"thinking_token_budget": 9},
     "off": {"extra_args": {"speculation": False}},
 }
 

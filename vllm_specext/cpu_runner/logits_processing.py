@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vllm_specext.cpu_runner.ragged import IntArray, rows_and_offsets
+from vllm_specext.kernels.path_text import naive
 
 
 def _listed_tokens(rows: IntArray, slots: IntArray, counts: torch.Tensor, lists: torch.Tensor) -> tuple[IntArray, ...]:
@@ -84,28 +85,9 @@ def penalties(
     BLOCK_SIZE: int,
 ) -> None:
     """Apply repetition, frequency and presence penalties; drafts before a row (`token_ids` `[L]`) count as output."""
-    slots = expanded_idx_mapping.numpy()
-    repetition = repetition_penalty.numpy()[slots]
-    frequency = frequency_penalty.numpy()[slots]
-    presence = presence_penalty.numpy()[slots]
-    rows = np.flatnonzero((repetition != 1.0) | (frequency != 0.0) | (presence != 0.0))
-    slots = slots[rows]
-
-    counts = output_bin_counts.numpy()[slots, :vocab_size]
-    drafted = expanded_local_pos.numpy()[rows]
-    row, offset = rows_and_offsets(drafted)
-    np.add.at(counts, (row, token_ids.numpy()[(rows - drafted)[row] + offset + 1]), 1)
-    in_output = counts > 0
-    in_prompt = np.unpackbits(
-        prompt_bin_mask.numpy()[slots].view(np.uint8), axis=1, count=vocab_size, bitorder="little"
-    ).view(bool)
-
-    scores = logits.numpy()[rows, :vocab_size]
-    scale = np.where(in_prompt | in_output, repetition[rows, None], np.float32(1.0))
-    scores *= np.where(scores > 0, np.float32(1.0) / scale, scale)
-    scores -= frequency[rows, None] * counts.astype(np.float32)
-    scores -= presence[rows, None] * in_output.astype(np.float32)
-    logits.numpy()[rows, :vocab_size] = scores
+    drafted = naive.drafted_in_chains(expanded_local_pos, token_ids)
+    penalties_of_slots = repetition_penalty, frequency_penalty, presence_penalty
+    naive.penalise(logits, expanded_idx_mapping, drafted, *penalties_of_slots, prompt_bin_mask, output_bin_counts)
 
 
 def bincount(
@@ -150,29 +132,6 @@ def bad_words(
     expanded_local_pos: torch.Tensor,
 ) -> None:
     """Mask the last token of every bad word whose other tokens end the output so far, drafts (`input_ids`) included."""
-    slots = expanded_idx_mapping.numpy()
-    row, word = rows_and_offsets(num_bad_words.numpy()[slots])
-    slot = slots[row]
-    offsets = bad_word_offsets.numpy()
-    start, end = offsets[slot, word], offsets[slot, word + 1]
-    prefix_len = end - start - 1
-    first_output = prompt_len.numpy()[slot]
-    output_len = total_len.numpy()[slot] - first_output
-    drafted = expanded_local_pos.numpy()[row]
-    fits = np.flatnonzero(prefix_len <= output_len + drafted)
-
-    # One entry per (row, bad word, prefix token).
-    pair, offset = rows_and_offsets(prefix_len[fits])
-    pair = fits[pair]
-    words, known, drafts = bad_word_token_ids.numpy(), all_token_ids.numpy(), input_ids.numpy()
-    expected = words[slot[pair], start[pair] + offset]
-    position = (output_len + drafted - prefix_len)[pair] + offset
-    in_draft = position - output_len[pair]
-    # Row `row - drafted` holds the last committed token, so draft number d sits d + 1 rows after it.
-    draft_row = np.maximum((row - drafted)[pair] + in_draft + 1, 0)
-    known_column = first_output[pair] + np.minimum(position, output_len[pair] - 1)
-    actual = np.where(in_draft >= 0, drafts[np.minimum(draft_row, len(drafts) - 1)], known[slot[pair], known_column])
-    mismatches = np.bincount(pair, weights=expected != actual, minlength=len(row))
-    matched = fits[mismatches[fits] == 0]
-    last_token = words[slot[matched], end[matched] - 1]
-    logits.numpy()[row[matched], last_token] = -np.inf
+    drafted = naive.drafted_in_chains(expanded_local_pos, input_ids)
+    words = bad_word_token_ids, bad_word_offsets, num_bad_words
+    naive.ban(logits, expanded_idx_mapping, drafted, *words, all_token_ids, prompt_len, total_len)

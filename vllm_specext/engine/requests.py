@@ -3,8 +3,9 @@
 The scheduler and the workers decide by the same rule from the request, so they need not tell each other.
 
 Rows of a tree are right wherever the sampler looks at one row at a time: temperature, top-k, top-p, min-p, logit bias,
-allowed tokens, minimum length (by position), seeds, logprobs. Penalties, bad words, grammars, thinking budgets and
-custom logits processors also read the rows before it as the text that leads to it, which holds for a chain only.
+allowed tokens, minimum length (by position), seeds, logprobs. Penalties and bad words read the text before a row, for
+which they get the path to its node (``engine/verification/path_text.py``). Grammars, thinking budgets and custom logits
+processors take all rows before it for that text, which holds for a chain only.
 """
 
 from enum import IntEnum
@@ -50,15 +51,7 @@ def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Draft
     """The most that may be drafted for a request with ``params``. ``custom_processors``: whether there are any."""
     if params is None or not (params.extra_args or {}).get(SWITCH, True):
         return Drafting.OFF
-    needs_chain = (
-        custom_processors
-        or params.presence_penalty != 0
-        or params.frequency_penalty != 0
-        or params.repetition_penalty != 1
-        or params.bad_words
-        or params.structured_outputs is not None
-        or params.thinking_token_budget is not None
-    )
+    needs_chain = custom_processors or params.structured_outputs is not None or params.thinking_token_budget is not None
     return Drafting.CHAIN if needs_chain else Drafting.TREE
 
 

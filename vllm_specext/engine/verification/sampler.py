@@ -16,6 +16,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.verification.greedy import likeliest
+from vllm_specext.engine.verification.path_text import read_paths
 from vllm_specext.engine.verification.scoring import ScoringVerifier
 from vllm_specext.engine.verification.tree_steps import TreeSteps
 from vllm_specext.kernels.tree_walk import accept_chain, accept_tree
@@ -75,6 +76,7 @@ class TreeVerifier(TargetOnlyVerifier):
     ) -> None:
         super().__init__(sampler, spec_config, device)
         self.steps, self.trees = steps, steps.trees
+        read_paths(sampler, steps.trees)
         # Of the chunks of rows that vLLM verifies one after the other.
         self._walked: list[tuple[Tensor, Tensor]] = []
 
