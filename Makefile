@@ -51,7 +51,7 @@ test-fast: setup ## Run the tests that take less than a minute each
 
 # Of torch 2.11, and of vLLM 0.32 on a GPU.
 TRITONS := 3.6.0 3.7.0
-COMPILED := $(addprefix tests/kernels/test_,attention_compilation.py compilation.py token_guided_fusion_kernels.py)
+COMPILED := $(addprefix tests/kernels/test_,attention_compilation.py compilation.py relaunch.py token_guided_fusion_kernels.py)
 test-tritons: setup ## Compile the kernels for every GPU with the Triton of other installations, too (~700 MB each)
 	@set -e; for version in $(TRITONS); do \
 	  test -d build/triton/$$version || $(BIN)/python -m pip install --quiet --no-deps $(PIP_OPTIONS) \

@@ -5,6 +5,9 @@ finds beyond it that nobody has read it.
 """
 
 READ: dict[str, tuple[str, ...]] = {
+    "Warms up with greedy requests as well: ours gives both as many as there is room for.": (
+        "gpu_worker.warmup_kernels",
+    ),
     "float16 is taken on a CPU with Triton, and rows of unequal length are convolved otherwise: ours runs for all "
     "types but bfloat16, and wherever drafts are verified.": ("gdn_attention.cpu_gdn_attention_core",),
     "Blocks are multiples of what FlashInfer's states within a prompt need, which the drafts do not change.": (

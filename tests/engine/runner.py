@@ -10,7 +10,7 @@ off), ``sabotage`` (name of a fault in ``faults.py``, for the negative controls)
 the drafter's recorded graphs are for), ``record`` (file for the inputs and outputs of the drafter's forward passes),
 ``ray`` (number of ranks that Ray runs on this machine's cores), ``whole_sampler`` (no batch draws by one argmax) and
 ``every_pass`` (no pass is recorded, and no body is in C++), ``torchvision`` (import a stand-in for it, which does
-nothing) and ``measure_memory`` (run the models before there are caches).
+nothing), ``measure_memory`` (run the models before there are caches) and ``warm_up`` (as on a GPU, ``warming.py``).
 ``OUT``: token ids per request, logprobs where asked, counters, the number of verifications by nodes, and by round how
 often one argmax was enough to draw for a batch, and what was learned from (``counting.py``).
 """
@@ -234,7 +234,7 @@ def main(spec_path: str, out_path: str) -> None:
         ray_workers.start(spec["ray"], spec_path)
     from vllm import LLM
 
-    from tests.engine import sessions, sounds
+    from tests.engine import sessions, sounds, warming
     from tests.engine.counting import cache_groups, depths, draws, learned
     from tests.engine.embeddings import prompt
     from vllm_specext.plugin import register
@@ -245,6 +245,8 @@ def main(spec_path: str, out_path: str) -> None:
         from tests.engine.recorded_passes import record_drafter
 
         record_drafter(spec["llm"]["speculative_config"]["method"], model_runner(llm).speculator, spec["record"])
+    if spec.get("warm_up"):
+        warming.warm_up(llm)
     outputs = []
     draws_by_round = []
     for requests in spec["rounds"]:

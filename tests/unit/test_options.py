@@ -115,6 +115,13 @@ def test_a_draft_without_room_is_refused_with_the_number_that_fits(keys: dict[st
     check_sizes(options(**keys | {"num_speculative_tokens": fits}), max_model_len, step_tokens=64)
 
 
+def test_recurrent_layers_verify_fewer_tokens() -> None:
+    check_sizes(options(num_speculative_tokens=200, tree_top_k=8), 1024, None)
+    check_sizes(options(num_speculative_tokens=127), 1024, None, has_recurrent_layers=True)
+    with pytest.raises(ConfigurationError, match=r"is 128, but a target with recurrent layers verifies at most 127 "):
+        check_sizes(options(num_speculative_tokens=128), 1024, None, has_recurrent_layers=True)
+
+
 def test_a_schedule_that_asks_for_more_than_can_be_drafted_is_refused() -> None:
     check_sizes(options(num_speculative_tokens_per_batch_size=[[1, 4, 59], [5, 8, 0]]), 1024, None)
     with pytest.raises(ConfigurationError, match=r"has \[1, 4, 60\], but at most num_speculative_tokens, 59"):

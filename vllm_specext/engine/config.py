@@ -206,14 +206,14 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
         refuse(f"{method.name} with predictions", RUNNABLE["given"].declares, launch)
     _check_schedule(options.num_speculative_tokens_per_batch_size)
     float8.check(options, model)
-    check_sizes(options, model.max_model_len, _step_tokens(arguments))
+    check_sizes(options, model.max_model_len, _step_tokens(arguments), model.is_hybrid)
     register_drafter_formats()
     register_serving_models()
     prepared: Prepared = load(method.preparation)(options, launch)
     if prepared.options is not None:
         options = prepared.options
         refuse(method.name, method.declares, replace(launch, drafts_trees=options.tree is not None))
-        check_sizes(options, model.max_model_len, _step_tokens(arguments))
+        check_sizes(options, model.max_model_len, _step_tokens(arguments), model.is_hybrid)
     fields, overrides = dict(prepared.fields), prepared.overrides
     if method.architecture is not None:
         overrides = {"architectures": [method.architecture], **overrides}

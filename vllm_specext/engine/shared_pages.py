@@ -13,12 +13,12 @@ def refuse_unshared_pages(target: ModelConfig) -> None:
 
     Raises ``ConfigurationError``.
     """
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
-
     # Where there is AMX, another backend has any number.
     if not current_platform.is_cpu() or not target.use_mla or torch.cpu._is_amx_tile_supported():
         return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+
     (latent,) = CPUMLABackend.get_supported_kernel_block_sizes()
     others = [getattr(size, "base", size) for size in CPUAttentionBackend.get_supported_kernel_block_sizes()]
     if not any(latent % size == 0 for size in others):

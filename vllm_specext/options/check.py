@@ -33,11 +33,19 @@ def parse(options: type[MethodOptions], raw: Mapping[str, Any]) -> MethodOptions
         raise ConfigurationError(f"speculative-config key {key!r} is {raw.get(key)!r}, but {expected}.") from None
 
 
-def check_sizes(options: MethodOptions, max_model_len: int, step_tokens: int | None) -> None:
+MOST_BESIDE_STATES = 127
+"""Drafted tokens that recurrent layers verify. With the token before them they are rows of one program
+(``kernels/gated_delta``), which would need more shared memory than GPUs have for twice as many."""
+
+
+def check_sizes(
+    options: MethodOptions, max_model_len: int, step_tokens: int | None, has_recurrent_layers: bool = False
+) -> None:
     """Raise ``ConfigurationError``, with the number that fits, when the draft has no room.
 
     A draft and the token before it are computed in one step, which has at most ``step_tokens`` tokens when that is
     limited. At least one token has to follow them in a sequence of ``max_model_len`` tokens.
+    ``has_recurrent_layers``: the target, which verifies fewer tokens then.
     """
     tokens = options.num_speculative_tokens
     key = f"speculative-config key 'num_speculative_tokens' is {tokens}"
@@ -56,6 +64,11 @@ def check_sizes(options: MethodOptions, max_model_len: int, step_tokens: int | N
         raise ConfigurationError(
             f"{key}, but a step computes at most {step_tokens} tokens (--max-num-batched-tokens) and a draft needs one "
             f"more than its length: at most {step_tokens - 1} are allowed."
+        )
+    if has_recurrent_layers and tokens > MOST_BESIDE_STATES:
+        raise ConfigurationError(
+            f"{key}, but a target with recurrent layers verifies at most {MOST_BESIDE_STATES} drafted tokens: at most "
+            f"{MOST_BESIDE_STATES} are allowed."
         )
     if 1 + tokens >= max_model_len:
         raise ConfigurationError(

@@ -1,7 +1,7 @@
 """Compiling at start what Triton would otherwise compile in the first steps that need it, while requests wait.
 
-vLLM warms up with requests that verify chains and are drafted trees, so that neither tree attention nor KV compaction
-runs then, nor what drafts chains; graphs are captured for some sizes only. Here every variant that serving can ask for
+vLLM warms up with the longest drafts and with few numbers of requests, so that most variants of tree attention do not
+run then, nor what drafts chains; graphs are captured for some sizes only. Here every variant that serving can ask for
 is launched once, on no rows.
 """
 

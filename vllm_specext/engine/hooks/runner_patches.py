@@ -7,6 +7,7 @@ from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
 from vllm_specext.engine.graph_ladders import use_ladders
 from vllm_specext.engine.graph_sizes import capture_all_sizes
+from vllm_specext.engine.hooks.warm_up_patches import wrap_warm_up
 
 
 def wrap_runner() -> None:
@@ -15,6 +16,7 @@ def wrap_runner() -> None:
 
     capture_all_sizes()
     use_ladders()
+    wrap_warm_up()
     wrap(GPUModelRunner, "load_model", _load_model)
     wrap(GPUModelRunner, "execute_model", _execute_model)
     wrap(GPUModelRunner, "gather_batch_req_state", _gather_batch_req_state)
@@ -179,15 +181,15 @@ def _sample_tokens(original: Callable) -> Callable:
     "vllm.v1.worker.gpu.model_runner.GPUModelRunner.initialize_kv_cache",
     name="start-up log",
     why=(
-        "vLLM never asks a speculator what it will do and how much memory it takes; and vLLM's warm-up has requests "
-        "with chains alone, so that it runs no kernel of trees"
+        "vLLM never asks a speculator what it will do and how much memory it takes; and vLLM's warm-up has drafts of "
+        "one length, so that it runs few of the kernels of trees"
     ),
     how=(
-        "wrapped: afterwards the kernels of verification are compiled on a GPU, and rank 0 logs the method, its "
-        "drafts, memory and graphs, one line each"
+        "wrapped: nothing is held of earlier caches; afterwards the kernels of verification are compiled on a GPU, and "
+        "rank 0 logs the method, its drafts, memory and graphs, one line each"
     ),
     upstream="none: vLLM's speculators log nothing",
-    until="vLLM asks the speculator for a description, and warms up with trees",
+    until="vLLM asks the speculator for a description, and warms up with drafts of all lengths",
     signature="self kv_cache_config is_profiling kv_cache_allocation_context",
 )
 def _initialize_kv_cache(original: Callable) -> Callable:
@@ -200,6 +202,9 @@ def _initialize_kv_cache(original: Callable) -> Callable:
         from vllm_specext.engine.report import log_start
         from vllm_specext.engine.verification.recorded_target import record_target
 
+        if (forget_caches := getattr(self.model_state, "forget_caches", None)) is not None:
+            # vLLM has captured graphs over small caches by now, to see what graphs take. Their memory is to be free.
+            forget_caches()
         original(self, kv_cache_config, is_profiling, *args, **kwargs)
         if is_ours(self.vllm_config.speculative_config) and not is_profiling:
             if records_passes(self.vllm_config):

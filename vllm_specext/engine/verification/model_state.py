@@ -58,15 +58,15 @@ def _for_trees(base: Any) -> type[ModelState]:
             recurrent = RecurrentTrees.of(self.vllm_config, self.max_num_reqs, self.device)
             self._has_states = recurrent is not None
             latent = latent_layers(self.vllm_config)
-            own = config.tree.nodes, self.max_num_reqs, self.max_model_len, self.device
-            self._latent = LatentRows(*own) if latent else None
+            own = self.max_num_reqs, self.max_model_len, self.device
+            self._latent = LatentRows(config.tree.nodes, *own) if latent else None
             # vLLM's own graphs of chains would write a state for each row, and have prompts' attention over latent
             # caches where a backend takes one row of a request alone.
             chains = config.options.short_are_chains and not self._has_states and not latent
             chain_rows = 1 + config.tree.depth if chains else 0
-            most = self.max_num_reqs, self.max_model_len
-            trees = TreeStates(config.tree, *most, self.device, recorded, config.levels, chain_rows)
+            trees = TreeStates(config.tree, *own, recorded, config.levels, chain_rows)
             self.steps = TreeSteps(trees, recurrent, None if self._latent is None else self._latent.causal)
+            self.forget_caches = self.steps.forget_caches
             found = get_layers_from_vllm_config(self.vllm_config, Attention)
             layers = {name: layer for name, layer in found.items() if not layer.is_draft_layer}
             wrap_target_layers(layers.values(), config.levels)

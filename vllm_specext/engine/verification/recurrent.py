@@ -37,7 +37,7 @@ class RecurrentLayers:
     def __init__(self, modules: dict[str, Any], vllm_config: VllmConfig, device: torch.device) -> None:
         config, one = vllm_config.speculative_config, next(iter(modules.values()))
         self.taps, self.levels = one.conv_kernel_size, config.levels
-        rows, channels, heads = _most_rows(vllm_config), one.conv_dim // one.tp_size, one.num_v_heads // one.tp_size
+        rows, channels, heads = most_rows(vllm_config), one.conv_dim // one.tp_size, one.num_v_heads // one.tp_size
         made: dict[str, Any] = {"dtype": vllm_config.model_config.dtype, "device": device}
         self._kept = KeptRows(
             torch.zeros(len(modules), rows, channels, **made), torch.zeros(len(modules), rows, 2 * heads, **made)
@@ -60,6 +60,11 @@ class RecurrentLayers:
         if len(new):
             self._clear(metadata, torch.from_numpy(new).to(rows.starts.device, non_blocking=True))
 
+    def forget_caches(self) -> None:
+        """Hold nothing of the caches that the layers have now."""
+        for layer in self._layers.values():
+            layer.forget()
+
     def _clear(self, metadata: dict[str, Any], new: Tensor) -> None:
         """vLLM schedules drafts to come even for a request whose prompt is one token, and a prompt's states begin with
         zeros."""
@@ -77,7 +82,7 @@ class RecurrentLayers:
         advance(layers, self._kept, slots, paths, counts, ends)
 
 
-def _most_rows(vllm_config: VllmConfig) -> int:
+def most_rows(vllm_config: VllmConfig) -> int:
     """The most rows that drafts of one step have, those of a graph that is captured included."""
     scheduler, config = vllm_config.scheduler_config, vllm_config.speculative_config
     drafted = max(min(last, scheduler.max_num_seqs) * (1 + nodes) for _, last, nodes in config.schedule)
@@ -98,6 +103,9 @@ class _Layer:
         if self._last is None or self._last[0] is not self.module.kv_cache:
             self._last = self.module.kv_cache, layer_of(self.module)
         return self._last[1]
+
+    def forget(self) -> None:
+        self._last = None
 
     def verify(self, step: OneStateMetadata, mixed: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
         """Write what the rows of the trees of ``step`` get to ``out``, and keep what they were."""

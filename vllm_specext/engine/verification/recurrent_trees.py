@@ -76,6 +76,11 @@ class RecurrentChains:
         self._places = torch.arange(nodes, device=device)
         self._begun: tuple[dict[str, Any], GatedDeltaRows] | None = None
 
+    def forget_caches(self) -> None:
+        """Hold nothing of the caches that the layers have now, nor of the last step."""
+        self._begun = None
+        self.layers.forget_caches()
+
     def begin(self, metadata: dict[str, Any], batch: InputBatch, for_capture: bool) -> None:
         """Have a step with this ``metadata`` see the chains of ``batch``, which are its first rows."""
         counts = batch.num_scheduled_tokens if for_capture else batch.num_draft_tokens_per_req
@@ -114,6 +119,10 @@ def with_recurrent_chains(base: Any) -> Any:
             layers = RecurrentLayers.of(self.vllm_config, self.device)
             nodes = self.vllm_config.speculative_config.levels + 1
             self._chains = None if layers is None else RecurrentChains(layers, self.max_num_reqs, nodes, self.device)
+
+        def forget_caches(self) -> None:
+            if self._chains is not None:
+                self._chains.forget_caches()
 
         def prepare_attn(
             self, input_batch: InputBatch, *args: Any, for_capture: bool = False, **kwargs: Any

@@ -71,6 +71,12 @@ class TreeSteps:
         self.layers = [list(group.values()) for group in layers]
         self._compaction = Compaction([[layer for layer in group if _caches(layer)] for group in self.layers])
 
+    def forget_caches(self) -> None:
+        """Hold nothing of the caches that the layers have now, nor of the last step."""
+        self._compaction, self._begun, self._accepted = Compaction(()), OfBatch(), OfBatch()
+        if self._recurrent is not None:
+            self._recurrent.layers.forget_caches()
+
     def begin(
         self,
         batch: InputBatch,

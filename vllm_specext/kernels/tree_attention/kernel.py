@@ -145,7 +145,12 @@ def _attend(
     return acc, new_top, total * shrink + tl.sum(weights, 1)
 
 
-@triton.jit(do_not_specialize=["num_nodes", "max_slots", "max_rows", "requests", "runs", "at_once"])
+_SIZES = ["num_nodes", "max_slots", "max_rows", "requests", "runs", "at_once"]
+# Who sees whom comes from several tensors. Another kernel for each stride would be compiled while requests wait.
+_STRIDES = ["stride_table_request", "stride_visible_request"]
+
+
+@triton.jit(do_not_specialize=_SIZES + _STRIDES)
 def _tree_attention_kernel(
     query_ptr, key_ptr, value_ptr, out_ptr, query_scale_ptr, key_scale_ptr, value_scale_ptr, sink_ptr,
     table_ptr, start_ptr, prefix_ptr, visible_ptr, partial_ptr, lse_ptr, counts_ptr,

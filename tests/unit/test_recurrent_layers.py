@@ -1,0 +1,95 @@
+"""What the layers with a recurrent state hold, and how many requests vLLM's warm-up may have for them."""
+
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_specext.engine import gated_delta_layers
+from vllm_specext.engine.config import SpecExtConfig
+from vllm_specext.engine.hooks import runner_patches, warm_up_patches
+from vllm_specext.engine.verification import recurrent
+from vllm_specext.engine.verification.recurrent import RecurrentLayers
+
+
+def configuration(schedule: list[list[int]]) -> Any:
+    speculative = SpecExtConfig.__new__(SpecExtConfig)
+    speculative.num_speculative_tokens_per_batch_size = schedule
+    return SimpleNamespace(
+        speculative_config=speculative,
+        scheduler_config=SimpleNamespace(max_num_seqs=1024, max_num_batched_tokens=8192),
+        compilation_config=SimpleNamespace(max_cudagraph_capture_size=64, static_forward_context={}),
+    )
+
+
+def runner(config: Any) -> Any:
+    return SimpleNamespace(vllm_config=config, scheduler_config=config.scheduler_config, decode_query_len=25)
+
+
+def served_in_warm_up(config: Any, fail: bool = False) -> int:
+    seen = []
+
+    def stock(model_runner: Any, *args: Any) -> None:
+        seen.append(model_runner.scheduler_config.max_num_seqs)
+        if fail:
+            raise MemoryError
+
+    warm = warm_up_patches._warmup_kernels(stock)
+    if fail:
+        with pytest.raises(MemoryError):
+            warm(runner(config), None, None)
+    else:
+        warm(runner(config), None, None)
+    assert config.scheduler_config.max_num_seqs == 1024
+    return seen[0]
+
+
+def test_the_warm_up_has_as_many_requests_as_rows_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configuration([[1, 4, 24], [5, 16, 4], [17, 1024, 0]])
+    assert served_in_warm_up(config) == 1024  # no such layers
+    monkeypatch.setattr(gated_delta_layers, "recurrent_layers", lambda config: {"one": None})
+    assert served_in_warm_up(config) == 1024 // 25  # without drafts, 1024 requests have as many rows
+    assert served_in_warm_up(configuration([[1, 4, 24]])) == 4
+    assert served_in_warm_up(configuration([[1, 4, 24]]), fail=True) == 4
+    others = configuration([[1, 4, 24]])
+    others.speculative_config = None
+    assert served_in_warm_up(others) == 1024
+
+
+def test_caches_that_are_to_go_are_held_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "_wrap", lambda module, layer: None)
+    module = SimpleNamespace(
+        conv1d=SimpleNamespace(weight=torch.zeros(8, 1, 4)),
+        A_log=torch.zeros(2),
+        dt_bias=torch.zeros(2),
+        num_k_heads=1,
+        num_v_heads=2,
+        tp_size=1,
+        conv_dim=8,
+        conv_kernel_size=4,
+        kv_cache=(torch.zeros(3, 3, 8), torch.zeros(3, 2, 4, 2)),
+    )
+    config = configuration([[1, 1, 2]])
+    config.model_config = SimpleNamespace(dtype=torch.float32)
+    monkeypatch.setattr(SpecExtConfig, "levels", 2)
+    layers = RecurrentLayers({"one": module}, config, torch.device("cpu"))
+    (layer,) = layers._layers.values()
+    layer.now()
+    held = weakref.ref(module.kv_cache[1])
+    module.kv_cache = []
+    gc.collect()
+    assert held() is not None  # or this test shows nothing
+    layers.forget_caches()
+    gc.collect()
+    assert held() is None
+
+
+def test_the_runner_has_earlier_caches_forgotten_before_it_makes_others() -> None:
+    calls: list[str] = []
+    initialize = runner_patches._initialize_kv_cache(lambda self, *args: calls.append("made"))
+    state = SimpleNamespace(forget_caches=lambda: calls.append("forgotten"))
+    initialize(SimpleNamespace(model_state=state, vllm_config=SimpleNamespace(speculative_config=None)), None)
+    assert calls == ["forgotten", "made"]
