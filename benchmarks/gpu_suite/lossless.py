@@ -1,6 +1,6 @@
-"""The parts ``lossless``, ``lossless_methods``, ``lossless_models`` and ``lossless_eager``: whether tokens are those of
-plain decoding on this GPU. GRIFFIN's trees in CUDA graphs, in all ways in which they are served; every other method in
-graphs; targets of other kinds than the bundled one in graphs; and all without graphs.
+"""The parts ``lossless``, and those whose names begin with ``lossless_``: whether tokens are those of plain decoding on
+this GPU. GRIFFIN's trees in CUDA graphs, in all ways in which they are served;
+every other method in graphs; targets of other kinds than the bundled one in graphs; and all without graphs.
 
 The bundled models in float32 answer the requests of ``tests/engine``, greedy and seeded, in an engine of its own for
 each configuration and several engines at a time. Where drafts are drawn, only the greedy ones are asked, because the
@@ -44,6 +44,7 @@ MAY_DIFFER = 3
 """Answers of 24 in float16."""
 RANDOM_MAY_DIFFER = 6
 """The same of a target with random weights, which is less certain. On a CPU 2 and 3 differ, with faults 15 and 8."""
+MANY_REQUESTS = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}
 BY_LOAD = [[1, 2, 24], [3, 4, 9], [5, 8, 4]]
 """Drafted tokens by running requests: steps of three lengths, a chain among them, in graphs that hold more requests."""
 ENVIRONMENT = {
@@ -156,6 +157,8 @@ def with_recurrent_layers() -> dict[str, Configuration]:
         "plain, hybrid": Configuration(target, against=None),
         "hybrid tree": trees,
         "hybrid tree, states of chains": replace(trees, fault="go_on_as_chains"),
+        # vLLM's warm-up has as many requests, each with the longest draft.
+        "hybrid tree, room for many requests": replace(trees, llm=trees.llm | MANY_REQUESTS),
         "hybrid chain": replace(trees, llm=foreign("slem", models[1]) | target),
     }
 
@@ -236,9 +239,9 @@ def methods_in_graphs() -> dict[str, Configuration]:
     return {"plain": Configuration(IN_GRAPHS, against=None)} | fault | tried
 
 
-def models_in_graphs() -> dict[str, Configuration]:
-    """Of random weights, each beside its own plain decoding."""
-    return with_recurrent_layers() | with_latent_attention() | with_modules()
+def hybrid_in_graphs() -> dict[str, Configuration]:
+    """Of random weights, as those with latent attention, each beside its own plain decoding."""
+    return with_recurrent_layers() | with_modules()
 
 
 def eager() -> dict[str, Configuration]:
@@ -254,7 +257,13 @@ def eager() -> dict[str, Configuration]:
     }
 
 
-CONFIGURATIONS = {"graphs": in_graphs, "methods": methods_in_graphs, "models": models_in_graphs, "eager": eager}
+CONFIGURATIONS = {
+    "graphs": in_graphs,
+    "methods": methods_in_graphs,
+    "hybrid": hybrid_in_graphs,
+    "latent": with_latent_attention,
+    "eager": eager,
+}
 
 
 def reading(config: dict[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,8 @@ PARTS = (
         for name, which, how in (
             ("lossless", "graphs", "GRIFFIN's trees in CUDA graphs"),
             ("lossless_methods", "methods", "other methods in CUDA graphs"),
-            ("lossless_models", "models", "other targets in CUDA graphs"),
+            ("lossless_hybrid", "hybrid", "targets with recurrent layers or modules of their own in CUDA graphs"),
+            ("lossless_latent", "latent", "targets with latent attention (MLA) in CUDA graphs"),
             ("lossless_eager", "eager", "without graphs"),
         )
     ),

@@ -31,7 +31,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "tgf_tiles": ("rows", "tile", "block_m", "block_n", "depth_bytes", "stages", "warps", "us", "floor_share"),
     "lossless": LOSSLESS,
     "lossless_methods": LOSSLESS,
-    "lossless_models": LOSSLESS,
+    "lossless_hybrid": LOSSLESS,
+    "lossless_latent": LOSSLESS,
     "lossless_eager": LOSSLESS,
     "engine": (
         *("method", "requests", "context", "load", "step_ms", "gpu_busy_ms", "gpu_idle_share", "launches_per_step"),

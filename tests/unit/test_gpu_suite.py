@@ -98,7 +98,7 @@ def test_engine_stands_for_all_its_methods() -> None:
 
 def test_what_is_wrong_comes_first_and_what_might_be_better_last() -> None:
     names = list(dict.fromkeys(part.name.split(":")[0] for part in parts.PARTS))
-    first = ["correctness", "lossless", "lossless_methods", "lossless_models", "lossless_eager", "engine"]
+    first = ["correctness", *(f"lossless{kind}" for kind in ("", "_methods", "_hybrid", "_latent", "_eager")), "engine"]
     assert names[: len(first)] == first
     assert names[-2:] == ["attention_tiles", "tgf_tiles"]
     assert all(part.limit <= 480 for part in parts.PARTS)
