@@ -21,12 +21,12 @@ from vllm_specext.registry import METHODS
 from vllm_specext.speculative_config import keys, short
 
 AS_TREES = {
-    method.options.speculators_type or method.options.stock_method: name
+    called: name
     for name, method in METHODS.items()
     if issubclass(method.options, StockDrafterOptions)
+    for called in method.options.speculators_types
 }
-"""Our method for each of vLLM's methods whose drafters we load. vLLM would draft chains with such a drafter, whatever
-method the user asks for."""
+"""Our method for each type of checkpoint that vLLM would draft chains with, whatever method the user asks for."""
 
 VERIFIER = "speculators_config.verifier.name_or_path"
 

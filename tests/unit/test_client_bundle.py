@@ -217,6 +217,13 @@ def test_a_text_that_grows_is_the_text_of_its_tokens(folder: Path) -> None:
     assert wording.text(ids)[: len(wording.text(ids)) - lost] == wording.text(ids[:-3])
 
 
+def test_messages_that_the_template_refuses_are_refused_in_a_sentence(folder: Path) -> None:
+    wording = Wording(folder)
+    wording._tokenizer.chat_template = "{{ raise_exception('System role not\n supported') }}"
+    with pytest.raises(ConfigurationError, match="chat template refuses the messages: System role not supported"):
+        wording.of_chat([{"role": "system", "content": "Be brief."}])
+
+
 WITHOUT_VLLM = """
 import sys
 for name in ("vllm", "triton", "accelerate", "datasets"):

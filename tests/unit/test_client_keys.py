@@ -1,11 +1,12 @@
-"""Whose sessions a client has: what it writes of itself counts only where the server wants keys."""
+"""Which servers clients can draft for, and whose sessions a client has: what it writes of itself counts only where the
+server wants keys."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from vllm_specext.engine.clients.endpoint import key_of
+from vllm_specext.engine.clients.endpoint import asks_for_clients, key_of
 
 
 def asked(keys: list[str] | None, authorization: str | None, host: str = "192.0.2.1") -> str:
@@ -31,3 +32,11 @@ def test_a_key_is_a_user_however_its_scheme_is_written(monkeypatch: pytest.Monke
     assert one != asked(["a", "b"], "Bearer b")
     monkeypatch.setenv("VLLM_API_KEY", "a")
     assert asked(None, "bearer a") == one
+
+
+@pytest.mark.parametrize("key", ["client_drafts", "client-drafts"])
+def test_a_server_has_the_endpoint_where_its_engine_takes_trees(key: str) -> None:
+    """vLLM takes dashes for underscores."""
+    assert asks_for_clients(SimpleNamespace(speculative_config={"method": "moa", key: True}))
+    assert not asks_for_clients(SimpleNamespace(speculative_config={"method": "moa", key: False}))
+    assert not asks_for_clients(SimpleNamespace(speculative_config=None))

@@ -29,6 +29,9 @@ def test_of_the_bundled_target(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(BUNDLED / name, tmp_path)
     assert load_template(str(tmp_path)).stop_ids == {used.tokenizer.eos_token_id}
+    # Where there is no generation_config.json, vLLM ends answers by the model's configuration, too.
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": [7, end]}))
+    assert load_template(str(tmp_path)).stop_ids == {used.tokenizer.eos_token_id, 7, end}
 
 
 @pytest.mark.parametrize("code", [False, True])

@@ -53,6 +53,20 @@ def test_nothing_is_kept_where_the_user_wants_that_or_there_is_no_place(
     assert kept.read() == {}
 
 
+def test_a_full_disk_is_left_without_a_part_of_a_file(
+    folder: Path, keeping: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(value: object, file: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    kept = KeptCosts(keeping)
+    kept.write(COSTS)
+    monkeypatch.setattr("vllm_specext.engine.scheduler.kept_costs.json.dump", fill)
+    kept.write({})
+    assert len(list(folder.iterdir())) == 1
+    assert KeptCosts(keeping).read() == COSTS
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -10,7 +10,7 @@ from vllm.sampling_params import SamplingParams
 
 from vllm_specext.declaration import Reads
 from vllm_specext.engine.predictions import PredictionCount, check_prediction, text_of
-from vllm_specext.engine.requests import PREDICTION, Drafting, drafting_for, shorten_in_logs
+from vllm_specext.engine.requests import CLIENT_TREE, PREDICTION, Drafting, drafting_for, shorten_in_logs
 
 MODEL: Any = SimpleNamespace(max_model_len=8, get_vocab_size=lambda: 100)
 
@@ -137,6 +137,9 @@ def test_logs_show_how_long_a_prediction_is_and_a_worker_gets_all_of_it() -> Non
     shorten_in_logs(made)
     assert "'prediction_token_ids': <7 token ids>" in repr(made)
     assert pickle.loads(pickle.dumps(made)).extra_args[PREDICTION] == IDS
+    none = SamplingParams(extra_args={PREDICTION: None, CLIENT_TREE: None})
+    shorten_in_logs(none)
+    assert none.extra_args == {PREDICTION: None, CLIENT_TREE: None}
     other = SamplingParams(extra_args={"speculation": True})
     shorten_in_logs(other)
     shorten_in_logs(None)

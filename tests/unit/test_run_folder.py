@@ -10,6 +10,7 @@ import pytest
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.pipeline.folder import (
+    CHECKED,
     DATA,
     DRAFTER,
     PLAN,
@@ -96,6 +97,7 @@ def test_the_same_settings_and_what_may_change_go_on(tmp_path: Path) -> None:
 def test_a_restart_removes_what_a_run_wrote_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / DATA).mkdir()
     (tmp_path / DATA / "train.parquet").touch()
+    (tmp_path / CHECKED).mkdir()
     (tmp_path / "mine.txt").touch()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -133,7 +133,15 @@ def test_a_model_without_the_keys_is_left_to_vllm(target: str, given: Any, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"), [("eagle3", "eagle3-tree"), ("eagle", "eagle-tree"), ("peagle", "peagle-tree")]
+    ("kind", "method"),
+    [
+        ("eagle3", "eagle3-tree"),
+        ("eagle", "eagle-tree"),
+        ("peagle", "peagle-tree"),
+        ("dflash", "dflash-tree"),
+        ("dflash2", "dflash-tree"),
+        ("dspark", "dspark-tree"),
+    ],
 )
 def test_vllms_eagle_drafters_get_trees_on_demand_and_not_as_many_nodes_as_a_chain_has(
     drafter: str, target: str, kind: str, method: str

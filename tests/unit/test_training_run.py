@@ -135,12 +135,16 @@ def test_trackers_get_the_named_numbers() -> None:
     from accelerate.tracking import GeneralTracker
 
     got: list[tuple[int, dict[str, float]]] = []
+    finished: list[int] = []
 
     class Remembering(GeneralTracker):  # type: ignore[misc]
         name, requires_logging_directory, tracker = "remembering", False, None
 
         def log(self, values: dict[str, float], step: int | None = None, **more: Any) -> None:
             got.append((step or 0, values))
+
+        def finish(self) -> None:
+            finished.append(len(got))
 
     numbers, plain = Numbers([1, 2, 3, 4]), Line()
     tracked = Line()
@@ -151,6 +155,10 @@ def test_trackers_get_the_named_numbers() -> None:
     assert {"train/loss", "train/lr", "train/grad_norm", "train/data_wait"} <= got[0][1].keys()
     assert log == fit(plain, Numbers([1, 2, 3, 4]), stages)
     assert torch.equal(tracked.model.weight, plain.model.weight)
+    assert finished == [4]
+    with pytest.raises(IndexError):  # an end of another kind
+        fit(Line(), Numbers([1]), stages, Run(trackers=[Remembering()]))
+    assert finished == [4, 5]
 
 
 def test_numbers_of_passes_and_evaluations_have_names_of_their_own() -> None:

@@ -1,6 +1,7 @@
 """What our methods add to vLLM's own registries: drafters' classes, and names of checkpoint formats."""
 
 from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.options.stock import StockDrafterOptions
 from vllm_specext.registry import METHODS
 
 _MODELS = "vllm.model_executor.models"
@@ -18,7 +19,7 @@ DEEPSEEKS = {
     "vllm.transformers_utils.configs.speculators.algos.SUPPORTED_SPECULATORS_TYPES",
     name="formats of drafters",
     why="checkpoints in the format of the speculators library name a method of a closed list",
-    how="one more entry: eagle3-tree is read as vLLM reads eagle3",
+    how="further entries: eagle3-tree is read as vLLM reads eagle3, and so for the methods of its other types",
     upstream="none known: the list is vLLM's own",
     until="vLLM lets plug-ins register speculative methods",
     kind="set",
@@ -28,10 +29,11 @@ def register_drafter_formats() -> None:
     from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
 
     for name, method in METHODS.items():
-        called = getattr(method.options, "speculators_type", None) or getattr(method.options, "stock_method", "")
-        reader = SUPPORTED_SPECULATORS_TYPES.get(called)
-        if reader is not None:
-            SUPPORTED_SPECULATORS_TYPES[name] = reader
+        if issubclass(method.options, StockDrafterOptions):
+            # Those of a method are in one form, and of the first type where they have our method's name.
+            for reader in map(SUPPORTED_SPECULATORS_TYPES.get, method.options.speculators_types[:1]):
+                if reader is not None:
+                    SUPPORTED_SPECULATORS_TYPES[name] = reader
 
 
 @replaces(

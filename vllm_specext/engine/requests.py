@@ -64,10 +64,9 @@ def shorten_in_logs(params: SamplingParams | None) -> None:
     """Have logs show how long the prediction or the tree of a request with ``params`` is, and not what it says."""
     if params is None or not params.extra_args:
         return
-    if PREDICTION in params.extra_args:
-        params.extra_args[PREDICTION] = TokenIds(params.extra_args[PREDICTION])
-    if CLIENT_TREE in params.extra_args:
-        tree = params.extra_args[CLIENT_TREE]
+    if (ids := params.extra_args.get(PREDICTION)) is not None:
+        params.extra_args[PREDICTION] = TokenIds(ids)
+    if (tree := params.extra_args.get(CLIENT_TREE)) is not None:
         params.extra_args[CLIENT_TREE] = tree | {"ids": TokenIds(tree["ids"])}
 
 

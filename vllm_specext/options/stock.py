@@ -23,8 +23,8 @@ class StockDrafterOptions(DrafterOptions):
 
     stock_method: ClassVar[str]
     """vLLM's name for the method."""
-    speculators_type: ClassVar[str | None] = None
-    """What checkpoints in the format of the speculators library call it, where that is not vLLM's name."""
+    speculators_types: ClassVar[tuple[str, ...]] = ()
+    """What the drafters' checkpoints in the format of the speculators library may call themselves."""
 
     num_speculative_tokens: int = Field(59, ge=1, le=MAX_DRAFT_TOKENS, description=NUM_DRAFTED)
 
@@ -39,12 +39,14 @@ class EagleOptions(StockDrafterOptions):
 
 class Eagle3TreeOptions(EagleOptions):
     stock_method = "eagle3"
+    speculators_types = ("eagle3",)
 
     method: Literal["eagle3-tree"] = "eagle3-tree"
 
 
 class EagleTreeOptions(EagleOptions):
     stock_method = "eagle"
+    speculators_types = ("eagle",)
 
     method: Literal["eagle-tree"] = "eagle-tree"
 
@@ -83,7 +85,7 @@ class AtOnceOptions(StockDrafterOptions):
 
 class PEagleTreeOptions(AtOnceOptions, EagleOptions):
     stock_method = "eagle3"
-    speculators_type = "peagle"
+    speculators_types = ("peagle",)
 
     method: Literal["peagle-tree"] = "peagle-tree"
     tree_depth: int = Field(8, ge=1, le=32, description=POSITIONS)
@@ -157,12 +159,14 @@ class BlockOptions(AtOnceOptions):
 
 class DFlashTreeOptions(BlockOptions):
     stock_method = "dflash"
+    speculators_types = ("dflash", "dflash2")
 
     method: Literal["dflash-tree"] = "dflash-tree"
 
 
 class DSparkTreeOptions(BlockOptions):
     stock_method = "dspark"
+    speculators_types = ("dspark",)
 
     method: Literal["dspark-tree"] = "dspark-tree"
     tree_top_k: int = Field(10, ge=1, le=64, description=TOP_K)

@@ -24,7 +24,7 @@ from vllm_specext.training.data.folder import read_data, read_stats
 from vllm_specext.training.data.template import load_template
 from vllm_specext.training.pipeline.chains import Answered, accepted_by_depth
 from vllm_specext.training.pipeline.export import ACCEPTANCE, read_log
-from vllm_specext.training.pipeline.folder import CHECK, DATA, DRAFTER, FAILED_CHECK, LOGS, write_json
+from vllm_specext.training.pipeline.folder import CHECK, CHECKED, DATA, DRAFTER, FAILED_CHECK, LOGS, write_json
 from vllm_specext.training.pipeline.launcher import module_command, run_process
 from vllm_specext.training.pipeline.methods import TRAINABLE
 from vllm_specext.training.pipeline.record import Record, read_record
@@ -38,7 +38,6 @@ from vllm_specext.training.shard_rows import ShardRows, find_shards
 
 AT_ONCE = 16
 """Prompts that are answered at the same time."""
-PLACE = "check"
 
 
 def work(folder: Path, say: Say) -> None:
@@ -113,8 +112,9 @@ def with_states(folder: Path, record: Record, answers: Sequence[Expected]) -> li
 
 def captured(folder: Path, record: Record, rows: Sequence[tuple[list[int], list[bool]]]) -> list[FeatureRow]:
     """``rows``, token ids and loss mask of each, with the target's hidden states, by another engine."""
-    place = folder / PLACE
-    place.mkdir(exist_ok=True)
+    place = folder / CHECKED
+    shutil.rmtree(place, ignore_errors=True)  # of a check that was interrupted
+    place.mkdir()
     (place / ROWS).write_text(json.dumps(rows), encoding="utf-8")
     command = [*module_command("vllm_specext.target_stages.read_states", folder), str(place)]
     ended = run_process(command, folder / LOGS / "check_states.log", lambda _: None)

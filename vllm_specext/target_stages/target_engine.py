@@ -90,8 +90,9 @@ def capturing(settings: RunSettings, groups: Sequence[str]) -> Iterator[Answerin
             refuse_unshared_pages(engine.llm_engine.vllm_config.model_config)
         yield Answering(CapturingAnswerer(engine, sampling), 1, each)
         return
-    own = [LocalEngine(llm, sampling, devices) for devices in groups]
+    own: list[LocalEngine] = []
     try:
+        own.extend(LocalEngine(llm, sampling, devices) for devices in groups)
         for one in own:
             one.loaded.result()
         yield Answering(SpreadAnswerer(own), len(own), each * len(own))

@@ -71,11 +71,13 @@ def fit(step: TrainingStep[B], batches: Batches[B], stages: Sequence[Stage], run
     A state that was written with other settings than ``run`` has is refused with ``ConfigurationError``.
     """
     trainer = _Trainer(step, batches, run or Run())
-    with Interruption(watching=trainer.run.state is not None) as interruption:
-        while trainer.at.stage <= len(stages):
-            trainer.train(stages[trainer.at.stage - 1], interruption)
-    for tracker in trainer.accelerator.trackers:
-        tracker.finish()
+    try:
+        with Interruption(watching=trainer.run.state is not None) as interruption:
+            while trainer.at.stage <= len(stages):
+                trainer.train(stages[trainer.at.stage - 1], interruption)
+    finally:  # an interruption, too, must not lose what trackers have not sent yet
+        for tracker in trainer.accelerator.trackers:
+            tracker.finish()
     return trainer.log
 
 

@@ -18,6 +18,7 @@ from vllm_specext.remote.fingerprint import fingerprint
 from vllm_specext.remote.protocol import MAX_NODES, Welcome
 from vllm_specext.remote.server import Served, converse
 from vllm_specext.remote.sessions import Sessions
+from vllm_specext.speculative_config import keys
 
 ROUTE = "/v1/specext/drafts"
 POLICY_VIOLATION = 1008
@@ -42,7 +43,7 @@ class RemoteDrafting:
 def asks_for_clients(args: Namespace) -> bool:
     """Whether the launch wants clients to draft."""
     speculative = getattr(args, "speculative_config", None)
-    return isinstance(speculative, dict) and bool(speculative.get("client_drafts"))
+    return isinstance(speculative, dict) and bool(keys(speculative).get("client_drafts"))
 
 
 def served_by(engine_client: Any) -> Served:

@@ -69,8 +69,13 @@ class KeptCosts:
         }
         try:
             with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=".costs-", delete=False) as file:
-                json.dump({"loads": kept}, file)
-            os.replace(file.name, self.path)
+                try:
+                    json.dump({"loads": kept}, file)
+                    file.flush()
+                    os.replace(file.name, self.path)
+                except OSError:
+                    os.unlink(file.name)
+                    raise
         except OSError as error:
             logger.info("What steps cost cannot be kept (%s).", type(error).__name__)
             self.path = None

@@ -33,7 +33,7 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
             "num_aux_hidden_states": states,
             "target_hidden_size": hidden_size,
         }
-    at_once = options.speculators_type == "peagle"
+    at_once = "peagle" in options.speculators_types
     if at_once:
         check_mask_token(drafter.place, drafter.config, "eagle3-tree")
     if drafter.is_known:

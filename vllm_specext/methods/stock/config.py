@@ -42,14 +42,6 @@ them: its attention is cut into chunks, which tree attention knows nothing of.""
 LATENT = ("Eagle3DeepseekV2ForCausalLM", "EagleDeepseekV3ForCausalLM", "EagleMistralLarge3ForCausalLM")
 """Classes with latent attention (MLA), whatever the configuration's model type is."""
 
-FORMATS = {
-    "eagle3": ("eagle3", "eagle3-tree"),
-    "peagle": ("peagle", "peagle-tree"),
-    "dflash": ("dflash", "dflash2", "dflash-tree"),
-    "dspark": ("dspark", "dspark-tree"),
-}
-"""What checkpoints of speculators may call themselves, by their library's or vLLM's method."""
-
 MAX_LAYERS = 64
 """The most layers that a drafter may have; real ones have up to eight."""
 
@@ -190,18 +182,16 @@ def draft_vocabulary_size(drafter: Drafter, vocab_size: int) -> int:
 
 def _check_file(place: str, raw: dict[str, Any], options: StockDrafterOptions, trust_remote_code: bool) -> None:
     """Refuse what vLLM's reader would not refuse, or not in a sentence."""
-    method = options.stock_method
     architectures = raw.get("architectures")
     if architectures is not None and (
         not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures)
     ):
         raise ConfigurationError(f"{place}: architectures is {architectures!r}; expected a list of names.")
     kind = raw.get("speculators_model_type")
-    if options.speculators_type != "peagle":
+    if "peagle" not in options.speculators_types:
         refuse_all_at_once(place, raw)
     is_nested = raw.get("model_type") is None and ("speculators_model_type" in raw or "speculators_config" in raw)
-    called = options.speculators_type or method
-    allowed = FORMATS.get(called, FORMATS["eagle3"]) if is_nested else (called, options.method)
+    allowed = (*options.speculators_types, options.method)
     if (kind is not None or is_nested) and kind not in allowed:
         raise ConfigurationError(
             f"{place}: speculators_model_type is {kind!r}; method {options.method!r} loads "

@@ -132,7 +132,7 @@ async def _answered(asking: Asking, request: Request, is_chat: bool) -> Response
                 said += text.more(event.ids)
         assert done is not None
         return JSONResponse(_object(asked, asking, said, done, whole=True))
-    except (ConfigurationError, ValueError) as error:
+    except (ConfigurationError, ValueError, RecursionError) as error:
         return _refused(str(error), 400)
 
 

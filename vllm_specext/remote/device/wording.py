@@ -24,12 +24,17 @@ class Wording:
         return ids
 
     def of_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """By the target's chat template; without one, the contents one after the other."""
+        """By the target's chat template; without one, the contents one after the other. Raises ``ConfigurationError``
+        where the template refuses the messages."""
         if not self._tokenizer.chat_template:
             return self.of_text("\n\n".join(str(message["content"]) for message in messages))
-        ids: list[int] = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+        try:
+            ids: list[int] = self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except Exception as error:  # a template raises what it likes
+            said = " ".join(str(error).split())
+            raise ConfigurationError(f"the target's chat template refuses the messages: {said}.") from None
         return ids
 
     def text(self, ids: list[int]) -> str:

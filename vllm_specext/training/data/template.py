@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.end_ids import end_ids
 from vllm_specext.training.data.conversation import Message
 from vllm_specext.training.data.reasons import Reason
 from vllm_specext.training.data.template_flags import check_flags
@@ -101,7 +102,7 @@ class ChatTemplate:
 
 def load_template(target: str, flags: Mapping[str, Flag] | None = None) -> ChatTemplate:
     """The template of ``target``, a folder or a hub id. ``ConfigurationError`` if it has no tokenizer."""
-    from transformers import AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
@@ -109,10 +110,11 @@ def load_template(target: str, flags: Mapping[str, Flag] | None = None) -> ChatT
         raise ConfigurationError(
             f"the target {target!r} has no tokenizer that can be read without code of its own ({type(error).__name__})."
         ) from None
-    stops = {tokenizer.eos_token_id}
     try:
-        ends = GenerationConfig.from_pretrained(target).eos_token_id
-        stops |= set(ends) if isinstance(ends, list) else {ends}
+        generation = GenerationConfig.from_pretrained(target)
     except OSError:
-        pass  # none is needed: the tokenizer's is what is left
-    return ChatTemplate(tokenizer, stops - {None}, flags)
+        try:  # where there is none, vLLM has these
+            generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(target, trust_remote_code=False))
+        except (OSError, ValueError):
+            generation = GenerationConfig()
+    return ChatTemplate(tokenizer, end_ids(tokenizer.eos_token_id, generation.eos_token_id), flags)

@@ -14,6 +14,7 @@ from vllm_specext.training.pipeline import folder as run_folder
 from vllm_specext.training.pipeline.folder import (
     BEST,
     CHECK,
+    CHECKED,
     DATA,
     DRAFTER,
     FAILED_CHECK,
@@ -69,7 +70,7 @@ STAGES = (
         "check",
         "vllm_specext.target_stages.check",
         results=(CHECK, REPORT),
-        leaves=(CHECK, FAILED_CHECK, REPORT, *PLOTS),
+        leaves=(CHECK, FAILED_CHECK, CHECKED, REPORT, *PLOTS),
     ),
 )
 

@@ -22,12 +22,14 @@ from vllm_specext.whole_files import whole
 
 LOCK, PLAN, DONE = "run.lock", "plan.json", "stages.json"
 DATA, FEATURES, STATE, DRAFTER, LOGS = "data", "features", "state", "drafter", "logs"
+CHECKED = "check"
+"""Hidden states of the held-out answers, while these are checked."""
 LATEST, BEST, TRAINED = "latest.pt", "best.pt", "trained"
 """In the folder of the state: what a training goes on from, its best weights, and its last."""
 LOG, REPORT, CHECK, FAILED_CHECK = "log.jsonl", "report.md", "check.json", "failed_check.json"
 BEGUN = "begun.json"
 PLOTS = ("losses.png", "acceptance.png")
-OURS = (PLAN, DONE, BEGUN, DATA, FEATURES, STATE, DRAFTER, LOGS, LOG, REPORT, CHECK, FAILED_CHECK, *PLOTS)
+OURS = (PLAN, DONE, BEGUN, DATA, FEATURES, STATE, DRAFTER, CHECKED, LOGS, LOG, REPORT, CHECK, FAILED_CHECK, *PLOTS)
 """All that a run writes, and all that a restart removes."""
 FREE_TO_CHANGE = ("licence", "log", "ray")
 """Settings that a run may go on with other values of."""
