@@ -274,6 +274,17 @@ def predicted_answers() -> str:
     return table(header, rows)
 
 
+def prompt_lookups() -> str:
+    """A row for each kind of drafts, a column for each kind of prompts."""
+    found: dict[str, dict[str, str]] = {}
+    for row in read("prompt_lookups.json"):
+        found.setdefault(row["drafts"], {})[f"{row['prompts']} ({row['count']})"] = (
+            f"{row['tokens_per_verification']:.2f}"
+        )
+    (kinds,) = {tuple(of) for of in found.values()}
+    return table(("tokens per verification", *kinds), [(drafts, *of.values()) for drafts, of in found.items()])
+
+
 def remote_links() -> str:
     header = (
         "server's time",
@@ -340,6 +351,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark foreign time": foreign_time,
     "benchmark step profile": step_profile,
     "benchmark predicted answers": predicted_answers,
+    "benchmark prompt lookup": prompt_lookups,
     "benchmark nodes by load": nodes_by_load,
     "benchmark simulated drafts": partial(simulated, "drafts"),
     "benchmark simulated traffic": partial(simulated, "traffic"),

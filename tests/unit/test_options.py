@@ -130,6 +130,10 @@ def test_a_schedule_that_asks_for_more_than_can_be_drafted_is_refused() -> None:
 
 def test_what_is_predicted_is_a_part_of_what_is_drafted() -> None:
     assert options().predicted is None
+    with pytest.raises(ConfigurationError, match=r"'use_prompt' is true, but prediction_tokens is 0; it must be .* 59"):
+        check_sizes(options(use_prompt=True), 1024, None)
+    looking = options(use_prompt=True, prediction_tokens=8).predicted
+    assert looking == Predicted(8, match=3, prompt=True, has_drafter=True)
     reading = options(num_speculative_tokens=24, prediction_tokens=24)
     assert reading.predicted == Predicted(24, match=3, prompt=False)
     assert reading.tree == options(num_speculative_tokens=24).tree

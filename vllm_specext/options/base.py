@@ -10,6 +10,12 @@ MAX_DRAFT_TOKENS = 256
 """The most tokens of a draft. More never pay, and without a bound a typing error would allocate buffers for them."""
 
 
+USE_PROMPT = (
+    "whether the prompt and the answer so far are the prediction of requests that give none (prompt lookup); every "
+    "step waits for the device then"
+)
+
+
 class Predicted(NamedTuple):
     """How what a request predicts of its answer is drafted."""
 
@@ -18,7 +24,9 @@ class Predicted(NamedTuple):
     match: int = 3
     """How many of the text's last tokens have to stand together in the prediction to go on from there."""
     prompt: bool = False
-    """Whether the prompt is the prediction of a request that gives none."""
+    """Whether the prompt and the answer so far are the prediction of a request that gives none."""
+    has_drafter: bool = True
+    """Whether there is something else to draft where these say little."""
 
 
 class MethodOptions(BaseModel):

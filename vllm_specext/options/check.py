@@ -55,6 +55,11 @@ def check_sizes(
             f"{key}, but a tree with tree_depth {tree.depth} and tree_top_k {tree.top_k} has at most {pool} nodes: "
             f"at most {pool} are allowed, or a larger tree_depth or tree_top_k."
         )
+    if options.predicted is None and getattr(options, "use_prompt", False):
+        raise ConfigurationError(
+            "speculative-config key 'use_prompt' is true, but prediction_tokens is 0; it must be the number of tokens "
+            f"that are looked up at once, 1 to num_speculative_tokens, {tokens}."
+        )
     if options.predicted is not None and options.predicted.tokens > tokens:
         raise ConfigurationError(
             f"speculative-config key 'prediction_tokens' is {options.predicted.tokens}, but at most "

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from vllm_specext.options.base import MAX_DRAFT_TOKENS, MethodOptions, Predicted
+from vllm_specext.options.base import MAX_DRAFT_TOKENS, USE_PROMPT, MethodOptions, Predicted
 
 
 class GivenOptions(MethodOptions):
@@ -21,12 +21,12 @@ class GivenOptions(MethodOptions):
     )
     use_prompt: bool = Field(
         False,
-        description="whether the prompt is the prediction of requests that give none (prompt lookup)",
+        description=USE_PROMPT,
     )
 
     @property
     def predicted(self) -> Predicted:
-        return Predicted(self.num_speculative_tokens, self.match_tokens, self.use_prompt)
+        return Predicted(self.num_speculative_tokens, self.match_tokens, self.use_prompt, has_drafter=False)
 
     @property
     def needs_prediction(self) -> bool:

@@ -4,7 +4,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from vllm_specext.options.base import MAX_DRAFT_TOKENS, QUANTIZATION, CheckpointOptions, MethodOptions, Predicted
+from vllm_specext.options.base import (
+    MAX_DRAFT_TOKENS,
+    QUANTIZATION,
+    USE_PROMPT,
+    CheckpointOptions,
+    MethodOptions,
+    Predicted,
+)
 from vllm_specext.tree.budget import TreeShape, shape_for
 
 TOP_K = (
@@ -19,7 +26,15 @@ DEPTH = (
 
 
 TREE_KEYS = frozenset(
-    {"tree_depth", "tree_top_k", "draft_passes", "calibrated_trees", "prediction_tokens", "draft_lm_head_quantization"}
+    {
+        "tree_depth",
+        "tree_top_k",
+        "draft_passes",
+        "calibrated_trees",
+        "prediction_tokens",
+        "use_prompt",
+        "draft_lm_head_quantization",
+    }
 )
 """Keys of methods with trees that vLLM does not have, or not in every version, so that it is ours that counts."""
 
@@ -52,6 +67,9 @@ class TreeOptions(MethodOptions):
         description="tokens of a request's own prediction that are verified at once, in the place of a tree, while the "
         "answer goes on as predicted; 0 reads no predictions",
     )
+    use_prompt: bool = Field(
+        False, description=f"{USE_PROMPT}; where they are expected to bring more tokens than the method's own draft"
+    )
 
     @property
     def calibrates(self) -> bool:
@@ -63,7 +81,7 @@ class TreeOptions(MethodOptions):
 
     @property
     def predicted(self) -> Predicted | None:
-        return Predicted(self.prediction_tokens) if self.prediction_tokens else None
+        return Predicted(self.prediction_tokens, prompt=self.use_prompt) if self.prediction_tokens else None
 
     @property
     def tree(self) -> TreeShape | None:

@@ -40,7 +40,9 @@ class Place:
         """Go on with ``tokens`` of the text, in any number."""
         for token in tokens:
             self._tail = [*self._tail[1 - self._match or len(self._tail) :], token]
-            if self._next is not None and self._next < len(self._given) and self._given[self._next] == token:
+            came = self._next is not None and self._next < len(self._given) and self._given[self._next] == token
+            self._take_in(token)
+            if came and self._next is not None:
                 self._next += 1
                 self._followed += 1
                 self.foretold += 1
@@ -52,11 +54,19 @@ class Place:
                 self._next = None
             self._take_up()
 
+    @property
+    def evidence(self) -> int:
+        """Tokens that speak for the place: those by which it was found, and those that it foretold since."""
+        return self._match + self._followed
+
     def draft(self, count: int) -> np.ndarray:
         """The next given tokens, int32, at most ``count``; none while the thread is lost."""
         if self._next is None:
             return self._given[:0]
-        return self._given[self._next : self._next + min(count, GROWTH * (self._match + self._followed))]
+        return self._given[self._next : self._next + min(count, GROWTH * self.evidence)]
+
+    def _take_in(self, token: int) -> None:
+        """A ``token`` of the text came."""
 
     def _take_up(self) -> None:
         if len(self._tail) < self._match:

@@ -20,6 +20,8 @@ from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.requests import Drafting, prediction_of
 from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.options.base import Predicted
+from vllm_specext.tree.lookups import Lookups
+from vllm_specext.tree.own_text import OwnText
 from vllm_specext.tree.place import Place
 from vllm_specext.tree.topology import Topology
 
@@ -32,10 +34,34 @@ class Text:
     place: Place
     known: int
     """Tokens of the request that the place has followed, or that came before."""
+    is_looked_up: bool = False
+    """Whether the request itself predicted nothing."""
+    found: tuple[int, list[int]] | None = None
+    """What was looked up for the step that runs: the tokens that spoke for it, and the next ones."""
+    has_draft: bool = False
+    """Whether that step verifies the drafter's draft in its place."""
 
     def follow(self, tokens: list[int]) -> None:
         self.place.follow(tokens)
         self.known += len(tokens)
+
+    def forget_draft(self) -> None:
+        self.found = None
+
+    def take(self, given: np.ndarray, lookups: Lookups) -> bool:
+        """Whether the ``given`` tokens, looked up for the next step, are drafted there, as ``lookups`` says."""
+        evidence = self.place.evidence
+        self.found = (evidence, given.tolist()) if len(given) else None
+        self.has_draft = self.found is None or not lookups.pay(evidence, len(given))
+        return not self.has_draft
+
+    def teach(self, lookups: Lookups, came: list[int]) -> None:
+        """Have ``lookups`` learn from the tokens that the step gave."""
+        if self.found is None or not came:
+            return
+        lookups.see(*self.found, came)
+        if self.has_draft:
+            lookups.see_draft(self.found[0], len(came) - 1)
 
 
 @dataclass(frozen=True)
@@ -63,6 +89,7 @@ class Predictions:
         """``most``: drafted tokens that a step can accept."""
         self._predicted, self._most = predicted, most
         self._texts: dict[int, Text] = {}
+        self._lookups = Lookups() if predicted.prompt and predicted.has_drafter else None
 
     def clear(self) -> None:
         self._texts.clear()
@@ -72,14 +99,15 @@ class Predictions:
         self._texts.pop(slot, None)
         tokens, match = request.prefill_token_ids, self._predicted.match
         prompt, answer = tokens[: request.prompt_len], tokens[request.prompt_len :]
-        if given := prediction_of(request.sampling_params):
+        given = prediction_of(request.sampling_params)
+        if given:
             place = Place(np.array(given), match)
         elif self._predicted.prompt:
-            place = Place(np.array(prompt), match, before=prompt)
+            place = OwnText(np.array(prompt), match)
         else:
             return
         place.follow(answer)
-        self._texts[slot] = Text(place, len(tokens))
+        self._texts[slot] = Text(place, len(tokens), is_looked_up=not given)
 
     def before(self, drafts: Drafts, step: Step, speculator: Any) -> Drafts:
         """The ``drafts`` of a ``speculator`` for a step, before which comes what its requests predict."""
@@ -94,6 +122,8 @@ class Predictions:
         ``drafting``: what each request slot may be drafted."""
         slots = step.batch.idx_mapping_np.tolist()
         if not step.length or self._texts.keys().isdisjoint(slots):
+            for waiting in self._texts.values():  # the next step says nothing of drafts
+                waiting.forget_draft()
             return None
         new = new_tokens(step, ids, self._most + 1)
         most = min(step.length, self._predicted.tokens)
@@ -102,10 +132,21 @@ class Predictions:
             text = self._texts.get(slots[place])
             if text is None or drafting[slots[place]] == OFF:
                 continue
-            text.follow(new.after(place, text.known))
-            if len(given := text.place.draft(most)):
+            came = new.after(place, text.known)
+            if self._lookups is not None and text.is_looked_up:
+                text.teach(self._lookups, came)
+            text.follow(came)
+            given = text.place.draft(most)
+            if self._takes(text, given):
                 found[place] = given
         return Chains.of(found, step) if found else None
+
+    def _takes(self, text: Text, given: np.ndarray) -> bool:
+        """Whether the ``given`` tokens are to be drafted, if any are, and no other draft. What a request predicts
+        always is."""
+        if self._lookups is None or not text.is_looked_up:
+            return len(given) > 0
+        return text.take(given, self._lookups)
 
 
 def with_predicted(drafts: Drafts, chains: Chains, step: Step, trees: TreeStates | None) -> Drafts:
