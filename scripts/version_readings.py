@@ -5,7 +5,8 @@ finds beyond it that nobody has read it.
 """
 
 READ: dict[str, tuple[str, ...]] = {
-    "Warms up with greedy requests as well: ours gives both as many as there is room for.": (
+    "Warms up with greedy requests as well, and on a CPU too: ours gives all as many as there is room for.": (
+        "warmup.warmup_kernels",
         "gpu_worker.warmup_kernels",
     ),
     "float16 is taken on a CPU with Triton, and rows of unequal length are convolved otherwise: ours runs for all "

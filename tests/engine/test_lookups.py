@@ -13,6 +13,7 @@ from tests.engine.workload import DFLASH, GREEDY
 Engines = Callable[..., Result]
 
 LEVELS = 4
+FAULT = "look_up_without_ancestors"
 METHODS = {
     "griffin": tree(24, 4),
     "eagle3-tree": eagle3(24, 4),
@@ -66,6 +67,6 @@ def test_elsewhere_trees_are_drafted(engines: Engines) -> None:
 
 
 def test_a_deliberate_fault_is_noticed(engines: Engines) -> None:
-    plain = engines({}, rounds=[REPEATING])
-    faulty = engines(looking(tree(24, 4)), rounds=[REPEATING], sabotage="skip_compaction")
+    rounds = [[*ROUND, *REPEATING]]
+    plain, faulty = engines({}, rounds=rounds), engines(looking(tree(24, 4)), rounds=rounds, sabotage=FAULT)
     assert differing(faulty, plain) != []

@@ -41,3 +41,20 @@ def count_all_earlier_rows() -> None:
     import vllm_specext.engine.verification.sampler as verification
 
     verification.read_paths = lambda sampler, trees: None
+
+
+def look_up_without_ancestors() -> None:
+    """Beside trees, what is looked up or predicted sees nothing but itself."""
+    import torch
+
+    import vllm_specext.engine.drafting.predictions as predictions
+    from vllm_specext.tree.topology import Topology, pack
+
+    class Blind(Topology):
+        @classmethod
+        def chain(cls, requests: int, nodes: int, device: Any) -> Topology:
+            made = Topology.chain(requests, nodes, device)
+            alone = pack(torch.eye(nodes + 1, dtype=torch.bool)).expand_as(made.ancestors)
+            return Topology(made.parents, made.depths, alone.clone())
+
+    predictions.Topology = Blind  # type: ignore[misc]

@@ -1,4 +1,5 @@
-"""vLLM's warm-up of its kernels, which GPU workers run before serving and CPU workers do not."""
+"""vLLM's warm-up of its kernels, which vLLM's GPU workers run before serving; its CPU workers do so from 0.33 on, where
+models are compiled."""
 
 from typing import Any
 

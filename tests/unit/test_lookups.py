@@ -1,13 +1,18 @@
 """When looked-up tokens are worth more than a drafter's draft."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
+from vllm.sampling_params import SamplingParams
 
 from vllm_specext.engine.drafting.predictions import Predictions, Text
+from vllm_specext.engine.requests import Drafting
 from vllm_specext.options.base import Predicted
 from vllm_specext.tree.lookups import Lookups
 from vllm_specext.tree.own_text import OwnText
-from vllm_specext.tree.place import Place
 
 
 def test_more_evidence_is_worth_more_and_a_good_drafter_needs_more_of_it() -> None:
@@ -55,35 +60,79 @@ def text(prompt: list[int]) -> Text:
 
 @pytest.mark.parametrize("accepted", [0, 7])
 def test_a_drafter_that_is_right_goes_first_and_both_are_learned_from(accepted: int) -> None:
-    predictions = Predictions(Predicted(8, prompt=True), 8)
-    lookups = predictions._lookups
-    assert lookups is not None
+    lookups = Lookups()
     for _ in range(100):
         lookups.see_draft(2, accepted)
     one = text([1, 2, 3, 1, 2])
-    assert predictions._takes(one, one.place.draft(8)) is (accepted == 0)
-    assert one.found == (2, [3, 1, 2, 3])
+    given = one.look_up(5, 8, lookups)
+    assert given.tolist() == ([3, 1, 2, 3] if accepted == 0 else [])
+    assert one.found == (5, 2, [3, 1, 2, 3], accepted == 0)
     drafts, worth = list(lookups._drafts), lookups.expected(2, 8)
-    one.teach(lookups, [3, 1])
+    one.teach(lookups, 6, [3, 1])  # another step, which says nothing of this draft
+    assert (lookups._drafts, lookups.expected(2, 8)) == (drafts, worth)
+    one.teach(lookups, 5, [3, 1])
     assert lookups.expected(2, 8) > worth
     assert (lookups._drafts != drafts) is (accepted > 0)
-    one.forget_draft()
-    drafts, worth = list(lookups._drafts), lookups.expected(2, 8)
-    one.teach(lookups, [3, 1])
-    assert (lookups._drafts, lookups.expected(2, 8)) == (drafts, worth)
 
 
 def test_where_nothing_is_found_the_drafter_drafts() -> None:
-    predictions = Predictions(Predicted(8, prompt=True), 8)
     one = text([1, 2, 3])
-    assert not predictions._takes(one, one.place.draft(8))
-    assert (one.found, one.has_draft) == (None, True)
+    assert len(one.look_up(1, 8, Lookups())) == 0
+    assert one.found is None
 
 
-def test_what_a_request_predicts_and_what_nothing_else_drafts_is_always_drafted() -> None:
-    own = Text(Place(np.array([4, 5]), 2), 3)
-    assert Predictions(Predicted(8, prompt=True), 8)._takes(own, own.place.draft(8))
-    alone = Predictions(Predicted(8, prompt=True, has_drafter=False), 8)
-    for _ in range(40):
-        looked_up = text([1, 2, 3, 1, 2])
-        assert alone._takes(looked_up, looked_up.place.draft(8))
+def asking(prompt: list[int], **extra: Any) -> Any:
+    params = SamplingParams(extra_args=extra)
+    return SimpleNamespace(prefill_token_ids=prompt, prompt_len=len(prompt), sampling_params=params)
+
+
+class Stepping:
+    """Requests in slots 0, 1, ..., of which each step gives some tokens."""
+
+    def __init__(self, predictions: Predictions, *requests: Any) -> None:
+        self.predictions, self.texts = predictions, [list(one.prefill_token_ids) for one in requests]
+        for slot, request in enumerate(requests):
+            predictions.add(slot, request)
+
+    def step(self, came: list[list[int]], length: int, allowed: Drafting = Drafting.TREE) -> list[list[int]]:
+        """What is drafted for each request after a step that gave these tokens."""
+        self.texts = [text + tokens for text, tokens in zip(self.texts, came, strict=True)]
+        ids = torch.zeros(len(self.texts), 99, dtype=torch.int32)
+        for slot, tokens in enumerate(self.texts):
+            ids[slot, : len(tokens)] = torch.tensor(tokens)
+        lengths = torch.tensor([len(tokens) - 1 for tokens in self.texts])
+        batch = SimpleNamespace(idx_mapping_np=np.arange(len(came)), seq_lens=lengths, seq_lens_cpu_upper_bound=lengths)
+        sampled = torch.tensor([len(tokens) for tokens in came])
+        step: Any = SimpleNamespace(
+            batch=batch, length=length, requests=len(came), num_sampled=sampled, num_rejected=torch.zeros_like(sampled)
+        )
+        found = self.predictions.chains(step, ids, np.full(len(came), allowed), depth=3)
+        lengths = [0] * len(came) if found is None else found.lengths.tolist()
+        return [[] if found is None else found.tokens[at, :n].tolist() for at, n in enumerate(lengths)]
+
+
+def test_texts_are_looked_through_also_after_steps_without_drafts() -> None:
+    predictions = Predictions(Predicted(8, match=2, prompt=True, has_drafter=False), 8)
+    stepping = Stepping(predictions, asking([1, 2, 3]), asking([7, 8]), asking([1, 2, 1], speculation=False))
+    assert stepping.step([[4], [9], [2]], 8) == [[], [], []]
+    assert stepping.step([[1, 2], [7], [1]], 8) == [[3, 4, 1, 2], [], []]
+    assert stepping.step([[3], [7], [2]], 0) == [[], [], []]
+    assert stepping.step([[4, 1], [8], [1]], 0) == [[], [], []]
+    assert stepping.step([[2], [9], [2]], 8)[:2] == [[3, 4, 1, 2, 3, 4, 1, 2], [7, 7, 8, 9, 7, 7]]
+
+
+def test_a_request_without_trees_has_no_longer_chains_than_it_is_verified() -> None:
+    predictions = Predictions(Predicted(8, match=2, prompt=True), 8)
+    assert predictions._lookups is not None
+    for evidence in (2, 4, 8, 16):
+        for _ in range(200):
+            predictions._lookups.see_draft(evidence, 0)
+    stepping = Stepping(predictions, asking([1, 2, 3, 4, 1]))
+    assert stepping.step([[2]], 8, Drafting.CHAIN) == [[3, 4, 1]]
+    assert stepping.step([[3]], 8) == [[4, 1, 2, 3, 4, 1]]
+
+
+def test_what_a_request_predicts_is_always_drafted() -> None:
+    predictions = Predictions(Predicted(8, match=2, prompt=True), 8)
+    stepping = Stepping(predictions, asking([1, 2], prediction_token_ids=[4, 5, 6]))
+    assert stepping.step([[4]], 8) == [[5, 6]]

@@ -30,7 +30,7 @@ def register_drafter_formats() -> None:
 
     for name, method in METHODS.items():
         if issubclass(method.options, StockDrafterOptions):
-            # Those of a method are in one form, and of the first type where they have our method's name.
+            # One that calls itself by our method's name is read as the first type.
             for reader in map(SUPPORTED_SPECULATORS_TYPES.get, method.options.speculators_types[:1]):
                 if reader is not None:
                     SUPPORTED_SPECULATORS_TYPES[name] = reader

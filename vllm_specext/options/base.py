@@ -10,10 +10,8 @@ MAX_DRAFT_TOKENS = 256
 """The most tokens of a draft. More never pay, and without a bound a typing error would allocate buffers for them."""
 
 
-USE_PROMPT = (
-    "whether the prompt and the answer so far are the prediction of requests that give none (prompt lookup); every "
-    "step waits for the device then"
-)
+LOOKED_UP = "whether the prompt and the answer so far are the prediction of requests that give none (prompt lookup)"
+WAITS = "every step waits for the device then"
 
 
 class Predicted(NamedTuple):

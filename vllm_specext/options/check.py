@@ -55,7 +55,12 @@ def check_sizes(
             f"{key}, but a tree with tree_depth {tree.depth} and tree_top_k {tree.top_k} has at most {pool} nodes: "
             f"at most {pool} are allowed, or a larger tree_depth or tree_top_k."
         )
-    if options.predicted is None and getattr(options, "use_prompt", False):
+    looks_up = getattr(options, "use_prompt", False)
+    if looks_up and getattr(options, "client_drafts", False):
+        raise ConfigurationError(
+            "speculative-config key 'use_prompt' is true, but with client_drafts it must be false."
+        )
+    if looks_up and options.predicted is None:
         raise ConfigurationError(
             "speculative-config key 'use_prompt' is true, but prediction_tokens is 0; it must be the number of tokens "
             f"that are looked up at once, 1 to num_speculative_tokens, {tokens}."
@@ -72,8 +77,7 @@ def check_sizes(
         )
     if has_recurrent_layers and tokens > MOST_BESIDE_STATES:
         raise ConfigurationError(
-            f"{key}, but a target with recurrent layers verifies at most {MOST_BESIDE_STATES} drafted tokens: at most "
-            f"{MOST_BESIDE_STATES} are allowed."
+            f"{key}, but a target with recurrent layers verifies at most {MOST_BESIDE_STATES} drafted tokens."
         )
     if 1 + tokens >= max_model_len:
         raise ConfigurationError(

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from vllm_specext.options.base import MAX_DRAFT_TOKENS, USE_PROMPT, MethodOptions, Predicted
+from vllm_specext.options.base import LOOKED_UP, MAX_DRAFT_TOKENS, WAITS, MethodOptions, Predicted
 
 
 class GivenOptions(MethodOptions):
@@ -21,7 +21,7 @@ class GivenOptions(MethodOptions):
     )
     use_prompt: bool = Field(
         False,
-        description=USE_PROMPT,
+        description=f"{LOOKED_UP}; {WAITS}",
     )
 
     @property

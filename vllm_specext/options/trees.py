@@ -5,9 +5,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from vllm_specext.options.base import (
+    LOOKED_UP,
     MAX_DRAFT_TOKENS,
     QUANTIZATION,
-    USE_PROMPT,
+    WAITS,
     CheckpointOptions,
     MethodOptions,
     Predicted,
@@ -68,7 +69,8 @@ class TreeOptions(MethodOptions):
         "answer goes on as predicted; 0 reads no predictions",
     )
     use_prompt: bool = Field(
-        False, description=f"{USE_PROMPT}; where they are expected to bring more tokens than the method's own draft"
+        False,
+        description=f"{LOOKED_UP}, where that is expected to bring more tokens than the method's own draft; {WAITS}",
     )
 
     @property

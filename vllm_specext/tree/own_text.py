@@ -4,6 +4,8 @@ Of several such places that one is taken which most of the last tokens speak for
 the first one after the place where the thread was lost, as in the rewriting of a file, else the newest.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from vllm_specext.tree.place import GROWTH, Place
@@ -19,7 +21,7 @@ class OwnText(Place):
         """``text``: token ids ``[n]`` of a prompt. ``match``: as for ``Place``."""
         self._room = np.ascontiguousarray(text, dtype=np.int32)
         self._matched = match
-        super().__init__(self._room, match, before=text.tolist())
+        super().__init__(self._room, match, before=())
 
     @property
     def evidence(self) -> int:
@@ -30,10 +32,18 @@ class OwnText(Place):
         found, most = super().draft(count), min(count, GROWTH * self.evidence)
         return np.resize(found, most) if len(found) else found
 
+    def follow(self, tokens: Iterable[int]) -> None:
+        """Go on with ``tokens`` of the text, in any number. A lost thread is looked for once, after all of them."""
+        for token in tokens:
+            self._hold(token)
+            self._take_in(token)
+        if self._next is None:
+            self._take_up()
+
     def _take_in(self, token: int) -> None:
         count = len(self._given)
         if count == len(self._room):
-            self._room = np.empty(max(64, 2 * count), dtype=np.int32)
+            self._room = np.empty(count + count // 8 + 64, dtype=np.int32)
             self._room[:count] = self._given
         self._room[count] = token
         self._given = self._room[: count + 1]

@@ -40,19 +40,8 @@ class Place:
         """Go on with ``tokens`` of the text, in any number."""
         for token in tokens:
             self._tail = [*self._tail[1 - self._match or len(self._tail) :], token]
-            came = self._next is not None and self._next < len(self._given) and self._given[self._next] == token
-            self._take_in(token)
-            if came and self._next is not None:
-                self._next += 1
-                self._followed += 1
-                self.foretold += 1
-                continue
-            if self._next is not None:
-                # A place that nothing followed was chance: what comes next is looked for from the one before.
-                if self._next > self._taken_up:
-                    self._lost_at = self._next
-                self._next = None
-            self._take_up()
+            if not self._hold(token):
+                self._take_up()
 
     @property
     def evidence(self) -> int:
@@ -65,8 +54,19 @@ class Place:
             return self._given[:0]
         return self._given[self._next : self._next + min(count, GROWTH * self.evidence)]
 
-    def _take_in(self, token: int) -> None:
-        """A ``token`` of the text came."""
+    def _hold(self, token: int) -> bool:
+        """Whether the thread is held with the next ``token`` of the text."""
+        if self._next is not None and self._next < len(self._given) and self._given[self._next] == token:
+            self._next += 1
+            self._followed += 1
+            self.foretold += 1
+            return True
+        if self._next is not None:
+            # A place that nothing followed was chance: what comes next is looked for from the one before.
+            if self._next > self._taken_up:
+                self._lost_at = self._next
+            self._next = None
+        return False
 
     def _take_up(self) -> None:
         if len(self._tail) < self._match:

@@ -1,14 +1,14 @@
-"""What requests predict of their answers, as drafts.
+"""What requests predict of their answers, and what is looked up in their texts, as drafts.
 
-A place is kept in each request's prediction (``tree/place.py``), on the host. After a step the newest tokens of all
-texts are taken there in one copy, as the methods with a tokenizer of their own do it: the place can only be followed
-with the tokens that were decided. The step waits for this copy. Without a request that has a prediction nothing is
-copied.
+A place is kept in each request's prediction or text (``tree/place.py``, ``tree/own_text.py``), on the host. After a
+step the newest tokens of all texts are taken there in one copy, as the methods with a tokenizer of their own do it: the
+place can only be followed with the tokens that were decided. The step waits for this copy. Without a request that has
+such a place nothing is copied.
 Shapes: ``R`` requests of a step, ``n`` tokens to draft.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from vllm_specext.engine.drafting.new_tokens import new_tokens
 from vllm_specext.engine.drafting.step import Drafts, Step
-from vllm_specext.engine.requests import Drafting, prediction_of
+from vllm_specext.engine.requests import Drafting, drafting_of, prediction_of
 from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.options.base import Predicted
 from vllm_specext.tree.lookups import Lookups
@@ -25,7 +25,7 @@ from vllm_specext.tree.own_text import OwnText
 from vllm_specext.tree.place import Place
 from vllm_specext.tree.topology import Topology
 
-OFF = int(Drafting.OFF)
+OFF, CHAIN = int(Drafting.OFF), int(Drafting.CHAIN)
 """Comparing an array with a member of an enumeration takes ten times as long."""
 
 
@@ -36,32 +36,37 @@ class Text:
     """Tokens of the request that the place has followed, or that came before."""
     is_looked_up: bool = False
     """Whether the request itself predicted nothing."""
-    found: tuple[int, list[int]] | None = None
-    """What was looked up for the step that runs: the tokens that spoke for it, and the next ones."""
-    has_draft: bool = False
-    """Whether that step verifies the drafter's draft in its place."""
+    found: "LookedUp | None" = None
+    """The last that was looked up, for the step after."""
 
     def follow(self, tokens: list[int]) -> None:
         self.place.follow(tokens)
         self.known += len(tokens)
 
-    def forget_draft(self) -> None:
-        self.found = None
+    def look_up(self, step: int, most: int, lookups: Lookups) -> np.ndarray:
+        """The next tokens, at most ``most``, for the step with this number; none where the drafter's are expected to
+        bring more, as ``lookups`` says."""
+        given, evidence = self.place.draft(most), self.place.evidence
+        drafts = len(given) > 0 and lookups.pay(evidence, len(given))
+        self.found = LookedUp(step, evidence, given.tolist(), drafts) if len(given) else None
+        return given if drafts else given[:0]
 
-    def take(self, given: np.ndarray, lookups: Lookups) -> bool:
-        """Whether the ``given`` tokens, looked up for the next step, are drafted there, as ``lookups`` says."""
-        evidence = self.place.evidence
-        self.found = (evidence, given.tolist()) if len(given) else None
-        self.has_draft = self.found is None or not lookups.pay(evidence, len(given))
-        return not self.has_draft
-
-    def teach(self, lookups: Lookups, came: list[int]) -> None:
-        """Have ``lookups`` learn from the tokens that the step gave."""
-        if self.found is None or not came:
+    def teach(self, lookups: Lookups, step: int, came: list[int]) -> None:
+        """Have ``lookups`` learn from the tokens that the step with this number gave."""
+        if self.found is None or self.found.step != step or not came:
             return
-        lookups.see(*self.found, came)
-        if self.has_draft:
-            lookups.see_draft(self.found[0], len(came) - 1)
+        lookups.see(self.found.evidence, self.found.tokens, came)
+        if not self.found.drafted:
+            lookups.see_draft(self.found.evidence, len(came) - 1)
+
+
+class LookedUp(NamedTuple):
+    step: int
+    """The number of the step that verifies these tokens, or the drafter's draft in their place."""
+    evidence: int
+    """Tokens that spoke for the place."""
+    tokens: list[int]
+    drafted: bool
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class Predictions:
         self._predicted, self._most = predicted, most
         self._texts: dict[int, Text] = {}
         self._lookups = Lookups() if predicted.prompt and predicted.has_drafter else None
+        self._steps = 0
 
     def clear(self) -> None:
         self._texts.clear()
@@ -97,56 +103,50 @@ class Predictions:
     def add(self, slot: int, request: Any) -> None:
         """Begin with a request, or go on with one that was preempted and comes with the tokens that it has."""
         self._texts.pop(slot, None)
-        tokens, match = request.prefill_token_ids, self._predicted.match
-        prompt, answer = tokens[: request.prompt_len], tokens[request.prompt_len :]
-        given = prediction_of(request.sampling_params)
-        if given:
-            place = Place(np.array(given), match)
-        elif self._predicted.prompt:
-            place = OwnText(np.array(prompt), match)
-        else:
+        if drafting_of(request.sampling_params, custom_processors=False) is Drafting.OFF:
             return
-        place.follow(answer)
-        self._texts[slot] = Text(place, len(tokens), is_looked_up=not given)
+        tokens, match = request.prefill_token_ids, self._predicted.match
+        if given := prediction_of(request.sampling_params):
+            place = Place(np.array(given), match)
+            place.follow(tokens[request.prompt_len :])
+            self._texts[slot] = Text(place, len(tokens))
+        elif self._predicted.prompt:
+            self._texts[slot] = Text(OwnText(np.array(tokens), match), len(tokens), is_looked_up=True)
 
     def before(self, drafts: Drafts, step: Step, speculator: Any) -> Drafts:
         """The ``drafts`` of a ``speculator`` for a step, before which comes what its requests predict."""
         ids, drafting = speculator.req_states.all_token_ids.gpu, speculator.model_state.drafting
-        chains, steps = self.chains(step, ids, drafting), speculator.steps
-        if chains is None:
-            return drafts
-        return with_predicted(drafts, chains, step, None if steps is None else steps.trees)
+        trees = None if speculator.steps is None else speculator.steps.trees
+        chains = self.chains(step, ids, drafting, self._most if trees is None else trees.shape.depth)
+        return drafts if chains is None else with_predicted(drafts, chains, step, trees)
 
-    def chains(self, step: Step, ids: Tensor, drafting: np.ndarray) -> Chains | None:
+    def chains(self, step: Step, ids: Tensor, drafting: np.ndarray, depth: int) -> Chains | None:
         """The chains of a step; ``None`` where no request has one. ``ids``: the texts by request slot, on the device.
-        ``drafting``: what each request slot may be drafted."""
+        ``drafting``: what each request slot may be drafted; ``depth``: tokens of a chain for one that gets no trees."""
+        self._steps += 1
         slots = step.batch.idx_mapping_np.tolist()
         if not step.length or self._texts.keys().isdisjoint(slots):
-            for waiting in self._texts.values():  # the next step says nothing of drafts
-                waiting.forget_draft()
             return None
-        new = new_tokens(step, ids, self._most + 1)
-        most = min(step.length, self._predicted.tokens)
+        here = {place: text for place, slot in enumerate(slots) if (text := self._texts.get(slot)) is not None}
+        lengths = step.batch.seq_lens_cpu_upper_bound.tolist()
+        behind = max(lengths[place] + 1 - text.known for place, text in here.items())
+        new = new_tokens(step, ids, max(self._most + 1, behind))
         found: dict[int, np.ndarray] = {}
         for place in new.decided.tolist():
-            text = self._texts.get(slots[place])
-            if text is None or drafting[slots[place]] == OFF:
+            text, allowed = here.get(place), drafting[slots[place]]
+            if text is None or allowed == OFF:
                 continue
-            came = new.after(place, text.known)
-            if self._lookups is not None and text.is_looked_up:
-                text.teach(self._lookups, came)
-            text.follow(came)
-            given = text.place.draft(most)
-            if self._takes(text, given):
+            came, most = new.after(place, text.known), min(step.length, self._predicted.tokens)
+            if self._lookups is None or not text.is_looked_up:
+                text.follow(came)
+                given = text.place.draft(most)
+            else:
+                text.teach(self._lookups, self._steps - 1, came)
+                text.follow(came)
+                given = text.look_up(self._steps, most if allowed != CHAIN else min(most, depth), self._lookups)
+            if len(given):
                 found[place] = given
         return Chains.of(found, step) if found else None
-
-    def _takes(self, text: Text, given: np.ndarray) -> bool:
-        """Whether the ``given`` tokens are to be drafted, if any are, and no other draft. What a request predicts
-        always is."""
-        if self._lookups is None or not text.is_looked_up:
-            return len(given) > 0
-        return text.take(given, self._lookups)
 
 
 def with_predicted(drafts: Drafts, chains: Chains, step: Step, trees: TreeStates | None) -> Drafts:

@@ -1,4 +1,5 @@
-"""vLLM's warm-up of its kernels on a GPU, for targets whose drafts have room for few rows."""
+"""vLLM's warm-up of its kernels, on a GPU and from vLLM 0.33 on also on a CPU, for targets whose drafts have room for
+few rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +10,14 @@ from vllm_specext.engine.changes.wrapping import wrap
 
 def wrap_warm_up() -> None:
     from vllm.v1.worker import gpu_worker
+    from vllm.v1.worker.gpu import warmup
 
-    wrap(gpu_worker, "warmup_kernels", _warmup_kernels)
+    for module in (warmup, gpu_worker):
+        wrap(module, "warmup_kernels", _warmup_kernels)
 
 
 @replaces(
-    "vllm.v1.worker.gpu_worker.warmup_kernels",
+    "vllm.v1.worker.gpu.warmup.warmup_kernels",
     name="requests of the warm-up",
     why=(
         "vLLM warms up with the most drafted tokens for as many requests as there is room for, which no schedule of a "
@@ -24,6 +27,7 @@ def wrap_warm_up() -> None:
     upstream="none known",
     until="vLLM's warm-up follows the schedule of drafted tokens",
     signature="model_runner worker_execute_model worker_sample_tokens",
+    also=("vllm.v1.worker.gpu_worker.warmup_kernels",),
 )
 @replaces(
     "vllm.config.scheduler.SchedulerConfig.max_num_seqs",

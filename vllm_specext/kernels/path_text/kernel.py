@@ -33,7 +33,8 @@ def _penalties_kernel(
     counts = tl.load(counts_ptr + slot * stride_counts + token, mask=inside, other=0)
     node = tl.load(nodes_ptr + row).to(tl.int64)
     root = row - node
-    for _ in range(levels):
+    # A node's ancestors come before it.
+    for _ in range(tl.minimum(levels, node.to(tl.int32))):
         drafted = tl.load(tokens_ptr + root + node)
         counts += ((token == drafted) & (node > 0)).to(tl.int32)
         node = tl.where(node > 0, tl.load(parents_ptr + slot * stride_parents + node), 0)

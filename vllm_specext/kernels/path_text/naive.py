@@ -15,6 +15,8 @@ def drafted_before(slots: Tensor, nodes: Tensor, tokens: Tensor, parents: Tensor
     found = np.full((len(node), levels), -1)
     for level in range(levels):
         inside = node > 0
+        if not inside.any():
+            break
         found[:, level] = np.where(inside, of_row[root + node], -1)
         node = np.where(inside, parent_of[slots.numpy(), node], 0)
     return found

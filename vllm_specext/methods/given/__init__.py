@@ -1,1 +1,1 @@
-"""No drafter: a request's own prediction of its answer is what is drafted; or its prompt (prompt lookup)."""
+"""No drafter: a request's own prediction of its answer is what is drafted; or its text so far (prompt lookup)."""
