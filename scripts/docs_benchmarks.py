@@ -285,6 +285,19 @@ def prompt_lookups() -> str:
     return table(("tokens per verification", *kinds), [(drafts, *of.values()) for drafts, of in found.items()])
 
 
+def block_trees() -> str:
+    """A row for each drafter, a column for each number of drafted tokens."""
+    lines: dict[str, dict[int, str]] = {}
+    found = read("block_trees.json")
+    for row in found["rows"]:
+        figure = f"{row['tokens_per_verification']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        lines.setdefault(row["drafter"], {})[row["nodes"]] = figure
+    (sizes,) = {tuple(of) for of in lines.values()}
+    drafted = found["recipes"]["DSpark"]["block_size"]
+    kinds = (f"{'chain' if nodes <= drafted else 'tree'} of {nodes}" for nodes in sizes)
+    return table(("drafter", *kinds), [(drafter, *of.values()) for drafter, of in lines.items()])
+
+
 def remote_links() -> str:
     header = (
         "server's time",
@@ -352,6 +365,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark step profile": step_profile,
     "benchmark predicted answers": predicted_answers,
     "benchmark prompt lookup": prompt_lookups,
+    "benchmark block trees": block_trees,
     "benchmark nodes by load": nodes_by_load,
     "benchmark simulated drafts": partial(simulated, "drafts"),
     "benchmark simulated traffic": partial(simulated, "traffic"),
