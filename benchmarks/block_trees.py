@@ -26,11 +26,12 @@ from benchmarks.tokens_per_verification import answers, check_same, forced, load
 from vllm_specext.bench.configurations import Configuration
 from vllm_specext.bench.prompt_files import load
 from vllm_specext.bench.prompts import Rendering
-from vllm_specext.demo.make_rows import FILE
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import TARGET
 from vllm_specext.measure.turns import Turn
 
+ROWS = "rows.jsonl"
+"""What ``make_rows`` writes."""
 DRAFTED = 7
 SIZES = (4, DRAFTED, 8, 24, 59)
 """Drafted tokens; no more than a block's are a chain."""
@@ -89,7 +90,7 @@ def measure(
 
 
 def measured(work: Path) -> list[dict[str, Any]]:
-    models = {name: train(of, work / FILE, work / f"block-{i}") for i, (name, of) in enumerate(DRAFTERS.items())}
+    models = {name: train(of, work / ROWS, work / f"block-{i}") for i, (name, of) in enumerate(DRAFTERS.items())}
     rendering = Rendering(str(TARGET))
     prompts = [rendering.ids(prompt) for prompt in load([], sys.maxsize)]
     rows = []

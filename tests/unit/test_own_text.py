@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_specext.tree.own_text import LONGEST, OwnText
-from vllm_specext.tree.place import Place
 
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
 
@@ -52,9 +51,6 @@ def test_a_thread_is_held_through_what_is_repeated() -> None:
     place.follow([5, 6, 7])
     assert place.evidence == 5
     assert place.draft(99).tolist() == [8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
-    of_the_prompt = Place(np.array([7, 8]), 2, before=[7, 8])
-    of_the_prompt.follow([*range(20), 3, 4])
-    assert of_the_prompt.draft(8).tolist() == []
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,13 @@ MATCH = st.integers(1, 4)
 class Reference:
     """The same place, looked for token by token over all of the text and all of the given tokens."""
 
-    def __init__(self, tokens: list[int], match: int, before: list[int] | None) -> None:
-        self.tokens, self.match, self.text = tokens, match, list(before or [])
-        self.place: int | None = 0 if before is None else self.find(0)
-        self.start = self.place or 0
+    def __init__(self, tokens: list[int], match: int) -> None:
+        self.tokens, self.match = tokens, match
+        self.text: list[int] = []
+        self.place: int | None = 0
+        self.start = 0
         self.lost = self.foretold = 0
-        self.sure = self.longest(len(tokens) if before is None else 0)
+        self.sure = self.longest(len(tokens))
 
     def longest(self, foretold: int) -> int:
         return 2 * (self.match + foretold)
@@ -50,8 +51,8 @@ class Reference:
         return [] if self.place is None else self.tokens[self.place :][: min(count, self.sure)]
 
 
-def place(tokens: list[int], match: int = 3, before: list[int] | None = None) -> Place:
-    return Place(np.array(tokens, dtype=np.int64), match, before)
+def place(tokens: list[int], match: int = 3) -> Place:
+    return Place(np.array(tokens, dtype=np.int64), match)
 
 
 def drafts_after_each_token(made: Any, text: list[int], count: int = 5) -> list[list[int]]:
@@ -62,18 +63,16 @@ def drafts_after_each_token(made: Any, text: list[int], count: int = 5) -> list[
     return drafts
 
 
-def agrees(make: Callable[..., Any], tokens: list[int], match: int, before: list[int] | None, text: list[int]) -> bool:
-    ours, slow = make(tokens, match, before), Reference(tokens, match, before)
+def agrees(make: Callable[..., Any], tokens: list[int], match: int, text: list[int]) -> bool:
+    ours, slow = make(tokens, match), Reference(tokens, match)
     same = drafts_after_each_token(ours, text) == drafts_after_each_token(slow, text)
     return same and ours.foretold == slow.foretold
 
 
 @settings(max_examples=400, deadline=None)
-@given(TOKENS, MATCH, st.none() | TOKENS, TOKENS)
-def test_the_place_is_that_of_the_slow_reference(
-    tokens: list[int], match: int, before: list[int] | None, text: list[int]
-) -> None:
-    assert agrees(place, tokens, match, before, text)
+@given(TOKENS, MATCH, TOKENS)
+def test_the_place_is_that_of_the_slow_reference(tokens: list[int], match: int, text: list[int]) -> None:
+    assert agrees(place, tokens, match, text)
 
 
 @settings(max_examples=200, deadline=None)
@@ -122,11 +121,11 @@ def test_a_wrong_place_is_noticed(wrong: type[Place]) -> None:
     generator = np.random.default_rng(0)
     texts = [(generator.integers(0, 4, 40).tolist(), generator.integers(0, 4, 40).tolist()) for _ in range(50)]
 
-    def make(tokens: list[int], match: int, before: list[int] | None) -> Place:
-        return wrong(np.array(tokens), match, before)
+    def make(tokens: list[int], match: int) -> Place:
+        return wrong(np.array(tokens), match)
 
-    assert all(agrees(place, tokens, 2, None, text) for tokens, text in texts)
-    assert not all(agrees(make, tokens, 2, None, text) for tokens, text in texts)
+    assert all(agrees(place, tokens, 2, text) for tokens, text in texts)
+    assert not all(agrees(make, tokens, 2, text) for tokens, text in texts)
 
 
 GIVEN = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
@@ -178,12 +177,6 @@ def test_a_place_that_nothing_follows_is_not_where_the_thread_was_lost() -> None
     assert list(later.draft(2)) == after[:2]
     later.follow(rest[:3])  # after the phrase, the text goes on as it does before it
     assert list(later.draft(1)) == rest[3:]
-
-
-def test_the_thread_can_be_taken_up_from_the_text_before() -> None:
-    assert list(place(GIVEN, before=[7, 12, 13, 14]).draft(2)) == [15, 16]
-    assert list(place(GIVEN, before=[13, 14]).draft(2)) == []
-    assert list(place(GIVEN, before=[]).draft(2)) == []
 
 
 def test_a_match_of_no_tokens_is_refused() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.test_declaration import configuration
 from vllm_specext.declaration import Keeps
+from vllm_specext.engine import report
 from vllm_specext.engine.report import configured, graphs, log_start, memory_line
 from vllm_specext.measure.bundled import GRIFFIN_CHAIN, GRIFFIN_TREE, SLEM, SLRS, SWIFT, as_long_as_it_pays
 
@@ -22,6 +23,18 @@ def test_a_tree_is_told_with_its_schedule_and_its_drafter() -> None:
     assert told["Drafts"] == "trees of at most 24 nodes, depth 4, top-k 4"
     assert told["Drafted tokens by number of running requests"] == "1-16: 24"
     assert told["Verification"] == "the target's own sampler"
+
+
+def test_custom_processors_are_told_with_what_they_leave_of_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "has_custom_processors", lambda model: True)
+    assert lines(GRIFFIN_TREE)["Drafts"].startswith("chains of at most 4 tokens, and no trees, because custom logits")
+    assert lines(GRIFFIN_CHAIN)["Drafts"] == "chains of at most 4 tokens"
+
+
+def test_what_is_looked_up_is_told() -> None:
+    told = lines(GRIFFIN_TREE | {"prediction_tokens": 8, "use_prompt": True})
+    assert told["Looked up in a request's text"] == "at most 8 tokens"
+    assert "Looked up in a request's text" not in lines(GRIFFIN_TREE | {"prediction_tokens": 8})
 
 
 def test_the_default_schedule_is_told() -> None:

@@ -12,6 +12,7 @@ from vllm.version import __version__ as vllm_version
 
 import vllm_specext
 from vllm_specext.declaration import Keeps, Reads
+from vllm_specext.engine.requests import has_custom_processors
 from vllm_specext.kernels.native.library import load
 from vllm_specext.tree.budget import describe
 from vllm_specext.tree.draft_size import depths_of
@@ -58,12 +59,16 @@ def configured(vllm_config: Any) -> list[Line]:
     else:
         shape, depth = config.tree, config.tree.depth
         drafts = f"trees of at most {shape.nodes} nodes, depth {shape.depth}, top-k {shape.top_k}"
+        if has_custom_processors(vllm_config.model_config):
+            drafts = f"chains of at most {shape.depth} tokens, and no trees, because custom logits processors are there"
     lines = [
         ("vllm-specext", f"{vllm_specext.__version__} with vLLM {vllm_version}"),
         ("Speculative method", config.method),
         ("Drafter", drafter),
         ("Drafts", drafts),
     ]
+    if (predicted := config.options.predicted) is not None and predicted.prompt:
+        lines.append(("Looked up in a request's text", f"at most {predicted.tokens} tokens"))
     if config.draft_vocabulary is not None:
         tokens = vllm_config.model_config.get_vocab_size()
         lines.append(("Drafted from", f"{len(config.draft_vocabulary)} of the target's {tokens} tokens"))

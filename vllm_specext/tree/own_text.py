@@ -21,7 +21,9 @@ class OwnText(Place):
         """``text``: token ids ``[n]`` of a prompt. ``match``: as for ``Place``."""
         self._room = np.ascontiguousarray(text, dtype=np.int32)
         self._matched = match
-        super().__init__(self._room, match, before=())
+        super().__init__(self._room, match)
+        self._next = None
+        self._take_up()
 
     @property
     def evidence(self) -> int:

@@ -18,10 +18,9 @@ that it foretold since. A place that was chance costs little then, and a change 
 class Place:
     """Follows one text. ``foretold`` counts the tokens of it that were the next given ones."""
 
-    def __init__(self, given: np.ndarray, match: int, before: Iterable[int] | None = None) -> None:
+    def __init__(self, given: np.ndarray, match: int) -> None:
         """``given``: token ids ``[n]``, kept as int32. ``match``: how many of the text's last tokens have to stand
-        together to take the thread up, 1 or more. The text is expected to begin with the first given token; with
-        ``before``, the tokens that it follows, the thread is looked for at once."""
+        together to take the thread up, 1 or more. The text is expected to begin with the first given token."""
         if match < 1:
             raise ValueError(f"match is {match}, but at least 1 token has to stand in the given ones.")
         self._given = np.ascontiguousarray(given, dtype=np.int32)
@@ -31,10 +30,6 @@ class Place:
         self._followed = len(self._given)  # at its beginning the text is trusted
         self._tail: list[int] = []
         self.foretold = 0
-        if before is not None:
-            self._next = None
-            self._tail = list(before)[-match:]
-            self._take_up()
 
     def follow(self, tokens: Iterable[int]) -> None:
         """Go on with ``tokens`` of the text, in any number."""
