@@ -1,6 +1,6 @@
 """The parts ``lossless``, and those whose names begin with ``lossless_``: whether tokens are those of plain decoding on
-this GPU. GRIFFIN's trees in CUDA graphs, in all ways in which they are served;
-every other method in graphs; targets of other kinds than the bundled one in graphs; and all without graphs.
+this GPU. GRIFFIN's trees in CUDA graphs, in all ways in which they are served; every other method in graphs; targets of
+other kinds than the bundled one in graphs; and all without graphs.
 
 The bundled models in float32 answer the requests of ``tests/engine``, greedy and seeded, in an engine of its own for
 each configuration and several engines at a time. Where drafts are drawn, only the greedy ones are asked, because the

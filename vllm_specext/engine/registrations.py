@@ -29,11 +29,11 @@ def register_drafter_formats() -> None:
     from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
 
     for name, method in METHODS.items():
-        if issubclass(method.options, StockDrafterOptions):
+        if issubclass(method.options, StockDrafterOptions) and method.options.speculators_types:
             # One that calls itself by our method's name is read as the first type.
-            for reader in map(SUPPORTED_SPECULATORS_TYPES.get, method.options.speculators_types[:1]):
-                if reader is not None:
-                    SUPPORTED_SPECULATORS_TYPES[name] = reader
+            reader = SUPPORTED_SPECULATORS_TYPES.get(method.options.speculators_types[0])
+            if reader is not None:
+                SUPPORTED_SPECULATORS_TYPES[name] = reader
 
 
 @replaces(

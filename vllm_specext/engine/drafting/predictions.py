@@ -129,8 +129,8 @@ class Predictions:
             return None
         here = {place: text for place, slot in enumerate(slots) if (text := self._texts.get(slot)) is not None}
         lengths = step.batch.seq_lens_cpu_upper_bound.tolist()
-        behind = max(lengths[place] + 1 - text.known for place, text in here.items())
-        new = new_tokens(step, ids, max(self._most + 1, behind))
+        backlog = max(lengths[place] + 1 - text.known for place, text in here.items())
+        new = new_tokens(step, ids, max(self._most + 1, backlog))
         found: dict[int, np.ndarray] = {}
         for place in new.decided.tolist():
             text, allowed = here.get(place), drafting[slots[place]]
