@@ -285,6 +285,24 @@ def prompt_lookups() -> str:
     return table(("tokens per verification", *kinds), [(drafts, *of.values()) for drafts, of in found.items()])
 
 
+def structured_trees() -> str:
+    """A row for each drafter and its drafts, a column for each structure."""
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in read("structured_trees.json"):
+        kind = f"{row['structure']} ({row['count']})"
+        lines.setdefault((row["drafter"], row["drafts"]), {})[kind] = f"{row['tokens_per_verification']:.2f}"
+    (kinds,) = {tuple(of) for of in lines.values()}
+    return table(("drafter", "drafts", *kinds), [(*drafts, *of.values()) for drafts, of in lines.items()])
+
+
+def grammar_masks() -> str:
+    rows = [
+        (row["drafts"], f"{row['nodes_that_may_come']:.0f}", f"{row['median_us']:.0f}", f"{row['most_us']:.0f}")
+        for row in read("grammar_masks.json")
+    ]
+    return table(("drafts", "nodes that may come", "µs, median", "µs, at the slowest place"), rows)
+
+
 def block_trees() -> str:
     """A row for each drafter, a column for each number of drafted tokens."""
     lines: dict[str, dict[int, str]] = {}
@@ -365,6 +383,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark step profile": step_profile,
     "benchmark predicted answers": predicted_answers,
     "benchmark prompt lookup": prompt_lookups,
+    "benchmark structured trees": structured_trees,
+    "benchmark grammar masks": grammar_masks,
     "benchmark block trees": block_trees,
     "benchmark nodes by load": nodes_by_load,
     "benchmark simulated drafts": partial(simulated, "drafts"),

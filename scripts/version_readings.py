@@ -96,6 +96,10 @@ READ: dict[str, tuple[str, ...]] = {
         "OpenAIServingCompletion.completion_stream_generator",
         "OpenAIServingCompletion.request_output_to_completion_response",
     ),
+    "Every request has as many rows of masks, and while a request reasons, tokens are masked that would end that and "
+    "cannot begin the answer. Ours finds the rows either way, and those of nodes that still reason are the root's.": (
+        "StructuredOutputManager.grammar_bitmask",
+    ),
     "The size of a page is decided after the configuration is checked: trees are refused by the size that it will have "
     "where pages of that size are packed.": ("CpuPlatform.check_and_update_config",),
 }

@@ -15,8 +15,8 @@ Engines = Callable[..., Result]
 
 SOME = [{"ids": one["ids"], "sampling": GREEDY | {"max_tokens": 40, "ignore_eos": True}} for one in ROUND[:6]]
 HOT = [one | {"sampling": one["sampling"] | {"temperature": 1.0, "seed": 1}} for one in SOME]
-LETTERS = {"structured_outputs": {"regex": "[a-z ]{400}"}}
-IN_CHAINS = [one | {"sampling": one["sampling"] | LETTERS} for one in SOME]
+IN_CHAINS = [one | {"sampling": one["sampling"] | {"thinking_token_budget": 400}} for one in SOME]
+REASONS = {"reasoning_config": {"reasoning_start_str": " the", "reasoning_end_str": "\n\n"}}
 TREES = {
     "griffin": tree(24, 4),
     "eagle3-tree": eagle3(24, 4),
@@ -54,10 +54,10 @@ def test_trees_come_to_expect_what_is_accepted(engines: Engines, method: str) ->
 
 @pytest.mark.parametrize("method", ["griffin", pytest.param("dflash-tree", marks=pytest.mark.extended)])
 def test_chains_of_requests_that_get_no_trees_teach_nothing(engines: Engines, method: str) -> None:
-    alone = engines(TREES[method], rounds=[IN_CHAINS])
+    alone = engines(TREES[method] | REASONS, rounds=[IN_CHAINS])
     assert counts(alone)[0] > 50
     assert alone["learned"]["trees"] == 0
-    mixed = engines(TREES[method], rounds=[IN_CHAINS[:3] + SOME[3:]])
+    mixed = engines(TREES[method] | REASONS, rounds=[IN_CHAINS[:3] + SOME[3:]])
     assert 10 < mixed["learned"]["trees"] < counts(mixed)[0] - 30
 
 

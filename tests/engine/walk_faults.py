@@ -58,3 +58,14 @@ def look_up_without_ancestors() -> None:
             return Topology(made.parents, made.depths, alone.clone())
 
     predictions.Topology = Blind  # type: ignore[misc]
+
+
+def follow_grammars_as_in_chains() -> None:
+    """A grammar is advanced along the nodes of a tree in the order of their numbers."""
+    import vllm_specext.engine.scheduler.grammars as grammars
+    from vllm_specext.engine.scheduler.told_parents import parents_in
+
+    def chains_in(drafts: Any) -> list[list[int]]:
+        return [list(range(len(parents))) for parents in parents_in(drafts) or ()]
+
+    grammars.parents_in = chains_in

@@ -26,9 +26,9 @@ TREES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.1},
     {"repetition_penalty": 0.9},
     {"bad_words": ["no"]},
+    {"structured_outputs": StructuredOutputsParams(regex="a+")},
 ]
 CHAINS: list[dict[str, Any]] = [
-    {"structured_outputs": StructuredOutputsParams(regex="a+")},
     {"thinking_token_budget": 0},
 ]
 

@@ -12,7 +12,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,7 +21,9 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from vllm_specext.engine.scheduler.grammar_walk import DraftedTree
 from vllm_specext.engine.scheduler.scheduling import with_draft_limits
+from vllm_specext.engine.scheduler.told_parents import tell_parents
 from vllm_specext.measure.bundled import GRIFFIN_CHAIN, TARGET, as_long_as_it_pays
 from vllm_specext.tree.budget import TreeShape, fixed_schedule, largest_schedule
 
@@ -146,36 +148,39 @@ def test_in_chain_mode_only_the_switch_matters(chains: VllmConfig, base: type[Sc
     assert drafted(engine.schedule()) == {"tree": 4, "chain": 4, "off": 0}
 
 
-def test_a_grammar_sees_no_more_of_a_draft_than_the_chain(trees: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, int] = {}
+@pytest.mark.parametrize("base", [Scheduler, AsyncScheduler])
+def test_a_tree_for_a_grammar_is_unknown_to_vllm(
+    trees: VllmConfig, monkeypatch: pytest.MonkeyPatch, base: type[Scheduler]
+) -> None:
+    """Which would take it for a chain. Its tokens and shape are kept for the masks."""
+    monkeypatch.setattr(Request, "use_structured_output", property(lambda self: self.request_id == "grammar"))
+    engine = scheduler(trees, base)
+    validate_tokens, seen = engine.structured_output_manager.validate_tokens, []
 
-    def validate_tokens(live: Request, tokens: list[int]) -> list[int]:
-        seen[live.request_id] = len(tokens)
-        return tokens[:2] if live.request_id == "grammar" else tokens
+    def only_others(live: Request, tokens: list[int]) -> Any:
+        seen.append(live.request_id)
+        return validate_tokens(live, tokens)
 
-    for base in (Scheduler, AsyncScheduler):
-        engine = scheduler(trees, base)
-        monkeypatch.setattr(engine.structured_output_manager, "validate_tokens", validate_tokens)
-        engine.add_request(request("tree"))
-        grammar = request("grammar")
-        # Given later, so that vLLM does not wait for a grammar to be compiled; the parameters are what counts here.
-        grammar.sampling_params.structured_outputs = StructuredOutputsParams(regex="a+")
-        engine.add_request(grammar)
+    monkeypatch.setattr(engine.structured_output_manager, "accept_tokens", lambda live, tokens: True)
+    monkeypatch.setattr(engine.structured_output_manager, "validate_tokens", only_others)
+    for name in ("tree", "grammar"):
+        engine.add_request(request(name))
+    output = engine.schedule()
+    tokens, parents = list(range(100, 100 + NODES)), [0, *range(NODES - 1)]
+    drafts = DraftTokenIds(["tree", "grammar"], [tokens, list(tokens)])
+    tell_parents(drafts, [parents, parents])
+    if base is Scheduler:
+        deliver(engine, output)
+        engine.update_draft_token_ids(drafts)
         output = engine.schedule()
-        seen.clear()
-        if base is Scheduler:
-            deliver(engine, output)
-            draft(engine, output)
-            assert drafted(engine.schedule()) == {"tree": NODES, "grammar": 2}
-        else:
-            output = engine.schedule()
-            names = list(output.num_scheduled_tokens)
-            drafts = DraftTokenIds(names, [list(range(100, 100 + NODES)) for _ in names])
-            engine.update_draft_token_ids_in_output(drafts, output)
-            tokens = output.scheduled_spec_decode_tokens["grammar"]
-            assert tokens == [100, 101] + [-1] * (LEVELS - 2)
-            assert output.num_invalid_spec_tokens == {"grammar": LEVELS - 2}
-        assert seen == {"tree": NODES, "grammar": LEVELS}
+    else:
+        output = engine.schedule()
+        engine.update_draft_token_ids_in_output(drafts, output)
+    assert output.scheduled_spec_decode_tokens == {"tree": tokens, "grammar": [-1] * NODES}
+    assert engine._grammars._drafted == {"grammar": DraftedTree(tokens, parents)}
+    assert seen == ["tree"]
+    engine.finish_requests("grammar", RequestStatus.FINISHED_ABORTED)
+    assert engine._grammars._drafted == {}
 
 
 def test_a_smaller_schedule_shortens_chains_too(trees: VllmConfig) -> None:

@@ -4,8 +4,9 @@ The scheduler and the workers decide by the same rule from the request, so they 
 
 Rows of a tree are right wherever the sampler looks at one row at a time: temperature, top-k, top-p, min-p, logit bias,
 allowed tokens, minimum length (by position), seeds, logprobs. Penalties and bad words read the text before a row, for
-which they get the path to its node (``engine/verification/path_text.py``). Grammars, thinking budgets and custom logits
-processors take all rows before it for that text, which holds for a chain only.
+which they get the path to its node (``engine/verification/path_text.py``); grammars follow the same paths in the
+scheduler (``engine/scheduler/grammar_walk.py``). Thinking budgets and custom logits processors take all rows before it
+for that text, which holds for a chain only.
 """
 
 from enum import IntEnum
@@ -51,7 +52,7 @@ def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Draft
     """The most that may be drafted for a request with ``params``. ``custom_processors``: whether there are any."""
     if params is None or not (params.extra_args or {}).get(SWITCH, True):
         return Drafting.OFF
-    needs_chain = custom_processors or params.structured_outputs is not None or params.thinking_token_budget is not None
+    needs_chain = custom_processors or params.thinking_token_budget is not None
     return Drafting.CHAIN if needs_chain else Drafting.TREE
 
 

@@ -10,6 +10,7 @@ _CACHES = "vllm.v1.core.kv_cache_planning"
 _CACHES_BEFORE = "vllm.v1.core.kv_cache_utils"
 _GDN = "vllm.v1.attention.backends.gdn_attn"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+_GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
 _PROPOSE = (
     "self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states num_sampled num_rejected "
     "last_sampled next_prefill_tokens temperature seeds dp_sync_state dummy_run skip_attn_for_dummy_run mm_inputs "
@@ -21,6 +22,11 @@ RELIED_ON: dict[str, str] = {
     f"{_SCHEDULER}._free_blocks": "self request",
     f"{_SCHEDULER}._update_after_schedule": "self scheduler_output",
     f"{_SCHEDULER}.update_draft_token_ids": "self draft_token_ids",
+    f"{_SCHEDULER}.update_draft_token_ids_in_output": "self draft_token_ids scheduler_output",
+    f"{_GRAMMARS}.grammar_bitmask": "self requests structured_output_request_ids scheduled_spec_decode_tokens",
+    f"{_GRAMMARS}._get_constraint_bounds": "self request spec_tokens spec_tokens_committed",
+    f"{_RUNNER}.spec_decode.utils:DraftTokensHandler.set_draft_tokens": "self input_batch draft_tokens",
+    f"{_RUNNER}.spec_decode.utils:DraftTokensHandler.get_draft_tokens": "self",
     f"{_SCHEDULER}.update_from_output": "self scheduler_output model_runner_output",
     f"{_SCHEDULER}.shutdown": "self",
     "vllm.config.speculative:SpeculativeConfig.__post_init__": "self",

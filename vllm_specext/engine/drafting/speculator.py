@@ -13,6 +13,7 @@ from vllm_specext.engine.drafting.calibrated import CalibratedTrees
 from vllm_specext.engine.drafting.predictions import Predictions
 from vllm_specext.engine.drafting.roots import Roots
 from vllm_specext.engine.drafting.step import Drafts, Step
+from vllm_specext.engine.drafting.told_trees import ToldTrees
 from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_over_chains
 from vllm_specext.engine.verification.tree_steps import TreeSteps
 
@@ -24,16 +25,15 @@ class StepSpeculator(DraftModelSpeculator):
     """vLLM's states of all requests, by request slot; set after construction."""
     draft_lengths: np.ndarray | None = None
     """What the scheduler is told of the last drafts, ``[R]``; ``None`` for the same number for all."""
-
     stats: Any = None
     """What goes to the metrics, where a method has some: ``changes()`` gives what is new since the last call."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        predicted = vllm_config.speculative_config.options.predicted
-        self.predictions = None if predicted is None else Predictions(predicted, self.num_speculative_steps)
-        calibrates = vllm_config.speculative_config.options.calibrates
-        self.calibrated = CalibratedTrees(device) if calibrates else None
+        options, drafted = vllm_config.speculative_config.options, self.num_speculative_steps
+        self.predictions = None if options.predicted is None else Predictions(options.predicted, drafted)
+        self.calibrated = CalibratedTrees(device) if options.calibrates else None
+        self.told_trees = ToldTrees(device)
         self._depth: int | None = None
 
     def set_attn(self, model_state: Any, *args: Any) -> None:
@@ -126,4 +126,5 @@ class StepSpeculator(DraftModelSpeculator):
             drafted[:, :count] = drafts.tokens
         # The scheduler counts on all tokens asked for; those after a shorter draft are padding.
         drafted[:, count:length] = 0
+        self.told_trees.take(step, None if steps is None else steps.trees)
         return drafted

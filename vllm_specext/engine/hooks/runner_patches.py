@@ -114,19 +114,26 @@ def _gather_batch_req_state(original: Callable) -> Callable:
 
 @replaces(
     "vllm.v1.worker.gpu.model_runner.GPUModelRunner.take_draft_token_ids",
-    name="draft lengths",
+    name="lengths and shapes of drafts",
     why=(
-        "vLLM tells its scheduler of the same number of drafted tokens for every request; SWIFT's and SLEM's drafts "
-        "end where the drafter is unsure"
+        "vLLM tells its scheduler of the same number of drafted tokens for every request, and of chains; SWIFT's and "
+        "SLEM's drafts end where the drafter is unsure"
     ),
-    how="wrapped: where a speculator knows the lengths of its drafts, the lists are cut to them",
-    upstream="none: vLLM's drafts are equally long",
-    until="vLLM asks the speculator for lengths",
+    how=(
+        "wrapped: where a speculator knows the lengths of its drafts, the lists are cut to them; with structured "
+        "outputs the shape of trees goes along"
+    ),
+    upstream="none: vLLM's drafts are equally long, and chains",
+    until="vLLM asks the speculator for lengths, and tells its scheduler of trees",
     signature="self",
 )
 def _take_draft_token_ids(original: Callable) -> Callable:
+    from vllm_specext.engine.drafting.speculator import StepSpeculator
+
     def take_draft_token_ids(self: Any) -> Any:
         drafted = original(self)
+        if drafted is not None and isinstance(self.speculator, StepSpeculator):
+            self.speculator.told_trees.tell(drafted)
         lengths = getattr(self.speculator, "draft_lengths", None)
         if drafted is not None and lengths is not None:
             for tokens, length in zip(drafted.draft_token_ids, lengths, strict=True):

@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
@@ -22,6 +22,7 @@ from vllm_specext.engine.client_trees import reads_client_trees
 from vllm_specext.engine.config import is_ours
 from vllm_specext.engine.requests import Drafting, drafting_for, has_custom_processors, prediction_of, shorten_in_logs
 from vllm_specext.engine.scheduler.client_room import ClientRoom
+from vllm_specext.engine.scheduler.grammars import Grammars
 from vllm_specext.engine.scheduler.kept_costs import KeptCosts
 from vllm_specext.engine.scheduler.measured_drafts import MeasuredDrafts
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
 else:
     _Scheduler = object  # because a scheduler that the user names need not be a subclass of vLLM's
+
+
+UNKNOWN = -1
+"""A drafted token whose id the scheduler does not know."""
 
 
 @cache
@@ -57,6 +62,7 @@ class DraftLimits(_Scheduler):
         self._clients: ClientRoom | None = None
         if reads_client_trees(vllm_config.speculative_config):
             self._clients = ClientRoom(self.num_spec_tokens)
+        self._grammars = None if self._tree is None else Grammars(self.structured_output_manager)
         self._custom_processors = has_custom_processors(vllm_config.model_config)
         # Most drafted tokens of each request that has a limit of its own.
         self._draft_limits: dict[str, int] = {}
@@ -121,6 +127,8 @@ class DraftLimits(_Scheduler):
         self._draft_limits.pop(request.request_id, None)
         if self._clients is not None:
             self._clients.forget(request.request_id)
+        if self._grammars is not None:
+            self._grammars.forget(request.request_id)
 
     def _note_draft_limit(self, request: Request) -> None:
         drafting = drafting_for(request, self._reads, self._custom_processors, self._needs_prediction)
@@ -133,15 +141,6 @@ class DraftLimits(_Scheduler):
         else:
             self._draft_limits.pop(request.request_id, None)
 
-    @replaces(
-        "vllm.v1.request.Request.spec_token_ids",
-        name="promised drafts",
-        why="asynchronous scheduling promises every request the same number of drafted tokens",
-        how="cut to the request's limit, on requests that have one",
-        upstream="none: no way to limit drafts per request",
-        until="vLLM has a number of drafted tokens per request",
-        kind="set",
-    )
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         limits = self._draft_limits
         if self._clients is not None:
@@ -154,14 +153,64 @@ class DraftLimits(_Scheduler):
         # Asynchronous scheduling has just promised every request the same number of drafted tokens, in one list.
         for request_id in limits.keys() & scheduler_output.num_scheduled_tokens.keys():
             request = self.requests[request_id]
-            request.spec_token_ids = request.spec_token_ids[: limits[request_id]]
+            self._promise(request, request.spec_token_ids[: limits[request_id]])
+
+    @replaces(
+        "vllm.v1.request.Request.spec_token_ids",
+        name="promised drafts",
+        why=(
+            "asynchronous scheduling promises every request the same number of drafted tokens; and drafts that a "
+            "grammar is to follow are cut to what it allows, as chains"
+        ),
+        how="cut to the request's limit, on requests that have one; and for a grammar the whole tree is promised",
+        upstream="none: no way to limit drafts per request",
+        until="vLLM has a number of drafted tokens per request, and verifies trees",
+        kind="set",
+    )
+    def _promise(self, request: Request, tokens: list[int]) -> None:
+        request.spec_token_ids = tokens
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         if self._draft_limits:
             for request_id, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
                 if request_id in self._draft_limits:
                     del tokens[self._draft_limits[request_id] :]
-        super().update_draft_token_ids(draft_token_ids)
+        if self._grammars is None:
+            super().update_draft_token_ids(draft_token_ids)
+            return
+        others, kept = self._grammars.take(draft_token_ids, self.requests)
+        super().update_draft_token_ids(others)
+        for request_id, count in kept.items():
+            request = self.requests[request_id]
+            if not request.is_finished():
+                self._promise(request, [] if request.is_prefill_chunk else [UNKNOWN] * count)
+
+    def update_draft_token_ids_in_output(
+        self, draft_token_ids: DraftTokenIds, scheduler_output: SchedulerOutput
+    ) -> None:
+        if self._grammars is not None:
+            draft_token_ids, _ = self._grammars.take(draft_token_ids, self.requests)
+        # What is kept stays unknown in the output, as asynchronous scheduling has promised it.
+        super().update_draft_token_ids_in_output(draft_token_ids, scheduler_output)
+
+    @replaces(
+        "vllm.v1.core.sched.scheduler.Scheduler.get_grammar_bitmask",
+        name="grammars over trees",
+        why="vLLM advances a grammar along what was drafted as if it was a chain",
+        how=(
+            "overridden in our subclass of vLLM's scheduler: vLLM is told of a tree as of a draft that it does not "
+            "know, and fills its first mask; ours fills the others"
+        ),
+        upstream="vLLM verifies no trees",
+        until="vLLM verifies trees whose shape differs by request",
+        signature="self scheduler_output",
+    )
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
+        output = super().get_grammar_bitmask(scheduler_output)
+        if output is not None and self._grammars is not None:
+            drafted = scheduler_output.scheduled_spec_decode_tokens
+            output = self._grammars.fill(output, drafted, self.requests, self.num_spec_tokens)
+        return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)

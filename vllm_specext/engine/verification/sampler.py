@@ -77,8 +77,7 @@ class TreeVerifier(TargetOnlyVerifier):
         super().__init__(sampler, spec_config, device)
         self.steps, self.trees = steps, steps.trees
         read_paths(sampler, steps.trees)
-        # Of the chunks of rows that vLLM verifies one after the other.
-        self._walked: list[tuple[Tensor, Tensor]] = []
+        self._walked: list[tuple[Tensor, Tensor]] = []  # of the chunks of rows that vLLM verifies one after another
 
     @replaces(
         "vllm.v1.worker.gpu.sample.output.SamplerOutput.logprobs_tensors",
