@@ -201,8 +201,10 @@ class Streaming:
 class Searching(ParserEngineReasoningAdapter):
     """One that is asked where reasoning ends, which may be at the answer's first token."""
 
-    def __init__(self, implicit: frozenset[int] = frozenset({CALLS})) -> None:
-        self.implicit_reasoning_end_token_ids = implicit  # type: ignore[misc]
+    implicit_reasoning_end_token_ids = frozenset({CALLS})
+
+    def __init__(self) -> None:
+        """Without a tokenizer."""
 
     @property
     def reasoning_end_token_ids(self) -> frozenset[int]:
