@@ -1,6 +1,7 @@
 """EAGLE-3 drafters that are trained here, on disk: what is written is read again, and other drafters are refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,12 @@ def test_another_layout_of_the_same_drafter_is_read(drafter: Eagle3Drafter, tmp_
         ({"norm_before_residual": True}, "norm_before_residual is True; an EAGLE-3 drafter that is trained here has"),
         ({"model_type": "qwen3"}, "model_type is 'qwen3'; an EAGLE-3 drafter that is trained here has 'llama'"),
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2;"),
-        ({"draft_vocab_size": 20}, "draft_vocab_size is 20; .* which has 50"),
+        ({"draft_vocab_size": 60}, "draft_vocab_size is 60, but vocab_size is 50; expected no more"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size is 0"),
+        ({"draft_vocab_size": 20}, "lacks tensors lm_head.weight, d2t"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "eagle_config is .*; .* has there eagle_aux"),
+        ({"eagle_config": {"norm_before_fc": True}}, "eagle_config is .*; .* has there eagle_aux"),
+        ({"eagle_config": [1]}, "eagle_config is"),
         ({"intermediate_size": 8}, "has shape .*; expected"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3 and head_dim 8; expected heads that share keys evenly"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "has the type 'linear'"),
@@ -71,10 +77,48 @@ def test_a_drafter_that_is_another_one_is_refused(
         read_shape(tmp_path, 6)
 
 
-def test_an_output_layer_of_the_drafters_own_is_refused(drafter: Eagle3Drafter, tmp_path: Path) -> None:
-    change_tensors(tmp_path, lm_head__weight=torch.zeros(50, 32))
-    with pytest.raises(ConfigurationError, match=r"lm_head\.weight is an output layer of the drafter's own"):
-        read_shape(tmp_path, 6)
+TOKENS = [0, 3, 4, 7, *range(20, 36)]
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, None], ids=["of some tokens", "of all"])
+def test_an_output_layer_of_the_drafters_own_is_kept(tokens: list[int] | None, tmp_path: Path) -> None:
+    drafter = tiny_eagle3(tiny_llama(6), own_head=True, tokens=tokens)
+    own = drafter.own_head()
+    assert own is not None
+    assert own.tokens.tolist() == (tokens or list(range(50)))
+    assert torch.equal(own.weight, tiny_llama(6).lm_head.weight[own.tokens])
+    write_checkpoint(tmp_path, drafter.shape, drafter.state_dict(), torch.bfloat16)
+    assert read_shape(tmp_path, 6) == drafter.shape
+    again = Eagle3Drafter(drafter.shape)
+    again.load_state_dict(read_tensors(tmp_path))
+    kept = again.own_head()
+    assert kept is not None
+    assert kept.tokens.tolist() == own.tokens.tolist()
+    assert torch.equal(kept.weight, own.weight.bfloat16().float())
+    files = load_file(tmp_path / "model.safetensors")
+    if tokens is None:
+        assert not files.keys() & {"d2t", "t2d"}
+    else:
+        assert files["t2d"].nonzero().flatten().tolist() == tokens
+        assert files["d2t"].dtype == torch.int64
+        assert json.loads((tmp_path / "config.json").read_text())["draft_vocab_size"] == len(tokens)
+
+
+def test_a_released_drafter_is_read(tmp_path: Path) -> None:
+    """In the layout of SpecForge, with all that its files have."""
+    drafter = tiny_eagle3(tiny_llama(6), own_head=True, tokens=TOKENS)
+    write_checkpoint(tmp_path, drafter.shape, drafter.state_dict(), torch.bfloat16)
+    files = load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in files.items()}
+    save_file({**renamed, "embed_tokens.weight": torch.zeros(50, 32)}, tmp_path / "model.safetensors")
+    nested = {LAYERS: [1, 2, 4], "use_aux_hidden_state": True, "norm_before_fc": False}
+    change_config(tmp_path, **{LAYERS: None, "eagle_config": nested, "architectures": ["LlamaForCausalLMEagle3"]})
+    shape = read_shape(tmp_path, 6)
+    assert shape.layers == (2, 3, 5)  # the layers whose output is read
+    assert shape == replace(drafter.shape, layers=(2, 3, 5))
+    tensors = read_tensors(tmp_path)
+    assert tensors.keys() == drafter.state_dict().keys()
+    assert torch.equal(tensors["lm_head.weight"], files["lm_head.weight"])
 
 
 def test_layers_are_vllms_default_wherever_the_target_has_enough() -> None:

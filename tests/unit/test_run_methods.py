@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from tests.unit.runs import settings
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.measure.bundled import MODELS, TARGET
+from vllm_specext.methods.token_counts import write
 from vllm_specext.training.data.row import make_row
 from vllm_specext.training.logits import Logits
 from vllm_specext.training.moa import train as moa
@@ -175,6 +177,29 @@ def test_an_eagle3_drafter_of_other_layers_is_refused_to_begin_with(target: Targ
     (tmp_path / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": [1, 6, 9]}))
     with pytest.raises(ConfigurationError, match=r"a drafter with layers \(1, 6, 9\), but for this target it is"):
         method.check_init(tmp_path, target)
+
+
+def test_an_eagle3_drafter_with_a_vocabulary_of_its_own_is_begun_and_begun_with(
+    target: TargetModel, tmp_path: Path
+) -> None:
+    method, file = TRAINABLE["eagle3"], tmp_path / "ids.json"
+    write(file, str(TARGET), target.vocab_size, list(range(300, 500)), Counter({1: 1}))
+    keys = {"mlp_size": 64, "bfloat16": False, "draft_vocab_size": 120, "draft_vocab_file": str(file)}
+    recipe = settings(method="eagle3", recipe=keys).recipe
+    drafter, folder = method.begin(target, recipe, None, CPU), tmp_path / "drafter"
+    sharing = settings(method="eagle3", recipe={"mlp_size": 64}).recipe
+    assert method.sizes(target, recipe).trained == sum(p.numel() for p in drafter.model.parameters())
+    assert method.operations(target, recipe) < method.operations(target, sharing)
+    found = drafts(drafter, "eagle3", target)
+    assert ((found >= 300) & (found < 420)).all()
+    drafter.model.bfloat16().float()
+    method.export(drafter.model, folder)
+    method.check_init(folder, target)
+    plain = settings(method="eagle3", recipe={"bfloat16": False}).recipe
+    known = plain.beginning_with(method.kept(folder, target))
+    begun = method.begin(target, known, folder, CPU)
+    assert method.sizes(target, known) == method.sizes(target, recipe)
+    assert torch.equal(drafts(begun, "eagle3", target), drafts(drafter, "eagle3", target))
 
 
 def test_a_new_moa_drafter_has_the_shape_that_was_planned(target: TargetModel) -> None:

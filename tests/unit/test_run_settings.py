@@ -67,7 +67,7 @@ FOR_OTHERS = {"epochs", "tokens_per_step", "packs", "mlp_size"}
     ("method", "kind", "of_shape"),
     [
         ("griffin", GriffinTraining, set()),
-        ("eagle3", Eagle3Training, set()),
+        ("eagle3", Eagle3Training, {"draft_vocab_size", "draft_vocab_file"}),
         ("dflash", DFlashTraining, {"layers", "block_size", "mask_token_id"}),
         ("dspark", DSparkTraining, {"layers", "block_size", "mask_token_id", "markov_rank"}),
         ("mtp", MtpTraining, set()),

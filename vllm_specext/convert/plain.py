@@ -19,6 +19,7 @@ from vllm_specext.convert.kinds import Format
 from vllm_specext.convert.target import Target
 from vllm_specext.convert.target import check as check_target
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.eagle.layer_ids import as_inputs
 from vllm_specext.served_drafter import served_keys
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -98,8 +99,7 @@ def _eagle_config(place: str, config: dict[str, Any]) -> tuple[dict[str, Any], t
     found = {BEFORE_FC: nested[BEFORE_FC]} if BEFORE_FC in nested else {}
     ids = nested.get(LAYER_IDS)
     if ids and not config.get(LAYER_IDS):
-        # Numbers that begin with 1 are the layers whose output is read, which is the input of the next one.
-        is_output = isinstance(ids, list) and ids[0] == 1 and all(type(id) is int for id in ids)
-        found[LAYER_IDS] = [id + 1 for id in ids] if is_output else ids
+        are_numbers = isinstance(ids, list) and all(type(id) is int for id in ids)
+        found[LAYER_IDS] = as_inputs(ids) if are_numbers else ids
     known = {LAYER_IDS, _USES_STATES, *NORMS}
     return found, tuple(f"{_NESTED}.{key}" for key in nested if key not in known)

@@ -148,11 +148,14 @@ def check_files(directory: Path, patterns: Iterable[str]) -> None:
 
 
 def write_files(directory: Path, config: dict[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """``config.json`` and ``model.safetensors``, the tensors in ``dtype``."""
+    """``config.json`` and ``model.safetensors``, the floating-point tensors in ``dtype``."""
     config = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    stored = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in tensors.items()
+    }
     save_file(stored, directory / SAFETENSORS, metadata={"format": "pt"})
 
 

@@ -19,13 +19,13 @@ KEYS = ("draft_vocab_size", "draft_vocab_file")
 SIZE, FILE = (f"speculative-config key {key!r}" for key in KEYS)
 
 
-def read_file(path: Path, vocab_size: int) -> list[int]:
+def read_file(path: Path, vocab_size: int, key: str = FILE) -> list[int]:
     """The ids in a file of ``vllm-specext vocab``, in its order, for a target with ``vocab_size`` tokens.
 
-    Raises ``ConfigurationError``, which names the file and the key.
+    Raises ``ConfigurationError``, which names the file and the ``key``.
     """
     if not path.exists():
-        raise ConfigurationError(f"{FILE} is {str(path)!r}, which is no file.")
+        raise ConfigurationError(f"{key} is {str(path)!r}, which is no file.")
     content = read_object(path)
     own, ids = content.get(VOCAB_SIZE), content.get(IDS)
     if own != vocab_size:

@@ -2,7 +2,8 @@
 pass before, and that learn tokens alone.
 
 The loss is the cross-entropy against the target's distribution. The embedding and the head are the target's and stay as
-they are. The same seeds give the same drafter.
+they are; an output layer of the drafter's own is trained, and learns the distribution of the tokens that it scores. The
+same seeds give the same drafter.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from vllm_specext.training.batches import Batch, FeatureBatches, made_ahead
 from vllm_specext.training.head_loss import Alignment, HeadWeights, head_losses
 from vllm_specext.training.logits import PLAIN, Logits, Scored
 from vllm_specext.training.loop import fit
+from vllm_specext.training.own_head import OwnHead
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.processes import is_first_process
 from vllm_specext.training.run import Run, write_record
@@ -59,13 +61,18 @@ class ChainedStep(TrainingStep[Batch]):
         """The head's inputs ``[B, L, d]`` in passes 1 to ``count`` over ``embeddings`` ``[B, L, d]``."""
         raise NotImplementedError
 
+    def own_head(self) -> OwnHead | None:
+        """The drafter's, where it has one."""
+        return None
+
     def forward(self, batch: Batch, progress: Progress) -> Sums:
         count, recipe = self.count(progress), self.recipe
         with torch.autocast(self.head.device.type, dtype=torch.bfloat16, enabled=recipe.bfloat16):
             made = list(self.passes(F.embedding(batch.input_ids, self.embedding), batch, count))
             aligned = Alignment(batch.next_ids, batch.layout.positions, recipe.align) if recipe.align else None
             wanted, counted = batch.target_features, batch.counted
-            losses = head_losses(self.head, made, wanted, counted, HeadWeights(), aligned, self.scored)
+            how = HeadWeights(), aligned, self.scored
+            losses = head_losses(self.head, made, wanted, counted, *how, own=self.own_head())
         weights = recipe.later_passes ** torch.arange(count, device=self.head.device)
         counts = losses.masks.sum(dim=(1, 2))
         terms = {"token": (losses.token, counts), "counted": (counts, counted.sum().expand(count))}

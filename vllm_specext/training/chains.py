@@ -24,13 +24,15 @@ def greedy_chains(
     token_ids: Tensor,
     features: Tensor,
     length: int,
+    tokens: Tensor | None = None,
 ) -> Tensor:
     """The greedy chain of ``length`` tokens that would be drafted after each input: ``[B, L, length]``.
 
     Input ``s`` pairs ``features[:, s]`` ``[B, L, d]`` with ``token_ids[:, s]``, the token after it; entry ``[:, s, 0]``
     is the drafter's proposal for the token after that. ``read`` makes what ``attention`` reads of features, tokens
     and their places; ``finish`` makes, of features, what was read, and the attention's output, the input of ``head``
-    ``[V, d]`` and the features of the next step.
+    ``[V, d]`` and the features of the next step. ``tokens`` ``[V]`` are those of the head's rows, where they are not
+    simply numbered.
     """
     position_ids = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
     causal = position_ids <= position_ids.T
@@ -48,6 +50,8 @@ def greedy_chains(
         queries = attention.queries(hidden, places)
         predict, features = finish(features, hidden, attend(attention, queries, shared, causal, own))
         token_ids = most_likely(predict, head)
+        if tokens is not None:
+            token_ids = tokens[token_ids]
         drafts.append(token_ids)
     return torch.stack(drafts, dim=-1)
 

@@ -5,7 +5,11 @@ drafter's features are taken from them, and they are dropped. So no ``[B, L, V]`
 makes no logits again. The target's logits of a chunk serve all passes. What is computed is defined by
 ``tests/unit/griffin_losses.py``, which makes all logits at once.
 
-``B`` packs of ``L`` positions, ``d`` hidden size, ``V`` tokens.
+A drafter with an output layer of its own learns the target's distribution of the tokens that it scores, at the
+positions where the target's likeliest token is one of them, as EAGLE-3's code has it. The gradient of this layer is
+summed up here, too.
+
+``B`` packs of ``L`` positions, ``d`` hidden size, ``V`` tokens, ``V'`` tokens that the drafter scores.
 """
 
 from collections.abc import Sequence
@@ -16,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vllm_specext.training.logits import PLAINLY_SCORED, Scored
+from vllm_specext.training.own_head import OwnHead
 
 CHUNK = 1024
 """Positions whose logits live at the same time."""
@@ -73,9 +78,11 @@ def head_losses(
     alignment: Alignment | None = None,
     scored: Scored = PLAINLY_SCORED,
     chunk: int = CHUNK,
+    own: OwnHead | None = None,
 ) -> HeadLosses:
     """Losses of every pass's ``features`` ``[B, L, d]`` against the target's ``wanted`` ``[B, L, d]``, which is the
-    input of the same, frozen ``head`` ``[V, d]``. ``counted`` ``[B, L]`` is true where the first pass learns.
+    input of the same, frozen ``head`` ``[V, d]``, unless the drafter has its ``own``. ``counted`` ``[B, L]`` is true
+    where the first pass learns.
 
     Under autocast logits are made in its dtype; all that follows is float32.
     """
@@ -84,7 +91,9 @@ def head_losses(
     if alignment is None:
         nothing = torch.zeros_like(counted, dtype=torch.int64)
         alignment = Alignment(nothing, nothing, top_k=0)
-    loss, token, top_k, masks = _HeadLosses.apply(head, wanted, counted, weights, alignment, scored, chunk, *features)
+    how = weights, alignment, scored, chunk
+    weight, tokens = (None, None) if own is None else own
+    loss, token, top_k, masks = _HeadLosses.apply(head, wanted, counted, how, weight, tokens, *features)
     return HeadLosses(loss, token, top_k, masks)
 
 
@@ -95,20 +104,22 @@ class _HeadLosses(torch.autograd.Function):
         head: Tensor,
         wanted: Tensor,
         counted: Tensor,
-        weights: HeadWeights,
-        alignment: Alignment,
-        scored: Scored,
-        chunk: int,
+        how: tuple[HeadWeights, Alignment, Scored, int],
+        own: Tensor | None,
+        tokens: Tensor | None,
         *features: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        weights, alignment, scored, chunk = how
         device = head.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features[0].dtype
         with torch.autocast(device, enabled=False):
-            walk = _Walk(head.to(dtype), weights, alignment, scored, counted, [x.flatten(0, 1) for x in features])
+            drafts = None if own is None or tokens is None else OwnHead(own.detach().to(dtype), tokens)
+            flattened = [x.flatten(0, 1) for x in features]
+            walk = _Walk(head.to(dtype), weights, alignment, scored, counted, flattened, drafts)
             flat = wanted.flatten(0, 1)
             for start in range(0, len(flat), chunk):
                 walk.take(slice(start, min(start + chunk, len(flat))), flat)
-        ctx.gradients = walk.gradients
+        ctx.gradients, ctx.of_own = walk.gradients, walk.of_own
         ctx.shape = wanted.shape
         sums = walk.sums.unbind()
         masks = walk.masks.unflatten(1, counted.shape)
@@ -121,7 +132,8 @@ class _HeadLosses(torch.autograd.Function):
         gradients = (
             (kept * scale).view(ctx.shape).to(kept.dtype) for kept, scale in zip(ctx.gradients, loss, strict=True)
         )
-        return None, None, None, None, None, None, None, *gradients
+        of_own = None if ctx.of_own is None else torch.einsum("n,nvd->vd", loss, ctx.of_own)
+        return None, None, None, None, of_own, None, *gradients
 
 
 class _Walk:
@@ -135,9 +147,20 @@ class _Walk:
         scored: Scored,
         counted: Tensor,
         features: list[Tensor],
+        own: OwnHead | None,
     ) -> None:
         self.head, self.weights, self.alignment, self.scored, self.features = head, weights, alignment, scored, features
-        self.counted = counted.flatten().bool()
+        self.drafting = head if own is None else own.weight
+        """What makes the drafter's logits."""
+        self.tokens = None if own is None else own.tokens
+        self.of_own: Tensor | None = None
+        """The gradient of the drafter's own head in each pass, ``[passes, V', d]``."""
+        self.is_scored: Tensor | None = None
+        if own is not None:
+            self.of_own = torch.zeros(len(features), *own.weight.shape, device=head.device)
+            self.is_scored = torch.zeros(len(head), dtype=torch.bool, device=head.device)
+            self.is_scored[own.tokens] = True
+        self.counted = counted.flatten().bool().clone()
         self.next_ids = alignment.next_ids.flatten()
         self.begins = alignment.positions.flatten() == 0
         passes = len(features)
@@ -148,10 +171,10 @@ class _Walk:
         self.gradients = [torch.empty_like(x) for x in features]
 
     def take(self, at: slice, wanted: Tensor) -> None:
-        teacher = self.scored.target.of(wanted[at], self.head).softmax(dim=-1)
+        teacher = self._teach(at, wanted)
         best, best_ids = teacher.topk(min(DISTILLED_TOKENS, teacher.shape[-1]), dim=-1)
         for n, features in enumerate(self.features):
-            logits = self.scored.drafter.of(features[at], self.head)
+            logits = self.scored.drafter.of(features[at], self.drafting)
             self._mark(n, at, logits)
             mask = self.masks[n, at].float()
             normaliser = logits.logsumexp(dim=-1)
@@ -160,6 +183,14 @@ class _Walk:
             self.sums[0, n] += (mask * token).sum()
             self.sums[1, n] += (mask * on_best).sum()
             self._differentiate(n, at, logits, normaliser, mask, teacher, best, best_ids)
+
+    def _teach(self, at: slice, wanted: Tensor) -> Tensor:
+        """The target's probabilities of the tokens that the drafter scores."""
+        logits = self.scored.target.of(wanted[at], self.head)
+        if self.tokens is not None and self.is_scored is not None:
+            self.counted[at] &= self.is_scored[logits.argmax(dim=-1)]
+            logits = logits[:, self.tokens]
+        return logits.softmax(dim=-1)
 
     def _mark(self, n: int, at: slice, logits: Tensor) -> None:
         """The positions of the chunk that count in this pass, and the runs of hits that end at them."""
@@ -170,7 +201,8 @@ class _Walk:
             needed = before if self.alignment.shift == "paper" else self.runs[n - 1, at]
         self.masks[n, at] = self.counted[at] & needed
         if self.alignment.top_k:
-            top = logits.topk(self.alignment.top_k, dim=-1).indices
+            top = logits.topk(min(self.alignment.top_k, logits.shape[-1]), dim=-1).indices
+            top = top if self.tokens is None else self.tokens[top]
             self.runs[n, at] = before & (top == self.next_ids[at, None]).any(dim=-1)
 
     def _before(self, n: int, at: slice) -> Tensor:
@@ -203,4 +235,7 @@ class _Walk:
             gradient *= slope
             slope = 1.0
         gradient *= (mask * slope)[:, None]
-        self.gradients[n][at] = (gradient.to(self.head.dtype) @ self.head).to(self.gradients[n].dtype)
+        rounded = gradient.to(self.drafting.dtype)
+        self.gradients[n][at] = (rounded @ self.drafting).to(self.gradients[n].dtype)
+        if self.of_own is not None:
+            self.of_own[n] += rounded.T @ self.features[n][at].to(rounded.dtype)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from vllm_specext.training.muon import Float32Muon
+from vllm_specext.training.own_head import OutputLayer
 from vllm_specext.training.step import Progress
 
 OptimizerName = Literal["adamw", "muon"]
@@ -17,7 +18,7 @@ def make_optimizers(
     model: nn.Module, name: OptimizerName, rate: float, weight_decay: float, muon_factor: float
 ) -> list[torch.optim.Optimizer]:
     """AdamW at ``rate`` for what ``model`` trains; Muon, if asked for, at ``muon_factor`` times it for its matrices."""
-    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding | OutputLayer)}
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim == 2 and len(p) > 1 and p not in tables] if name == "muon" else []
     chosen = set(matrices)

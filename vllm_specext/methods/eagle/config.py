@@ -6,6 +6,7 @@ from typing import Any
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.eagle.checkpoint import DrafterShape
 from vllm_specext.methods.eagle.latent import latent_attention
+from vllm_specext.methods.eagle.layer_ids import as_inputs
 from vllm_specext.methods.stock.config import (
     FULL,
     WINDOWED,
@@ -64,10 +65,9 @@ def drafter_shape(drafter: Drafter, states: int, target_hidden_size: int, at_onc
 def target_layers(drafter: Drafter, num_layers: int) -> list[int]:
     """The numbers of the target's layers after which an EAGLE-3 drafter reads hidden states.
 
-    At the top of the file vLLM's numbers stand, as speculators writes them: ``i`` is the input of layer ``i``. In
-    ``eagle_config`` SpecForge and ModelOpt write the layers whose output it is, from 0 up, and others vLLM's numbers;
-    SGLang tells them apart by a first number of 1, and so do we. DeepSeek writes the former as ``target_layer_ids``.
-    Raises ``ConfigurationError``.
+    At the top of the file vLLM's numbers stand, as speculators writes them: ``i`` is the input of layer ``i``. Those in
+    ``eagle_config`` are read as ``as_inputs`` says. DeepSeek writes the layers whose output is read, from 0 up, as
+    ``target_layer_ids``. Raises ``ConfigurationError``.
     """
     place, nested = drafter.place, _eagle_config(drafter.place, drafter.config)
     is_deepseeks = drafter.raw.get("architectures") == ["Qwen3Eagle3Model"]
@@ -79,10 +79,10 @@ def target_layers(drafter: Drafter, num_layers: int) -> list[int]:
         raise ConfigurationError(f"{place}: {key} is {ids!r}; expected a list of integers.")
     if is_deepseeks and not ids:
         raise ConfigurationError(f"{place}: {key} is {ids!r}; expected a list of integers.")
-    if is_deepseeks or (key != _AUX and ids[0] == 1):
+    if is_deepseeks:
         taken = [id + 1 for id in ids]
     elif ids:
-        taken = list(ids)
+        taken = list(ids) if key == _AUX else as_inputs(ids)
     else:
         taken, key = [2, num_layers // 2, num_layers - 3], f"{_AUX} is missing, and the default"
     if any(id >= later for id, later in pairwise(taken)) or taken[0] < 0 or taken[-1] > num_layers:

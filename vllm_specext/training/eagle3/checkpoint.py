@@ -1,7 +1,8 @@
 """EAGLE-3 drafters that are trained, on disk, as vLLM's own class reads them.
 
-Of the many layouts of such files those are read whose drafter `Eagle3Drafter` is: one layer of Llama's kind, the
-target's vocabulary, and no further norms. `methods/eagle` checks and serves the others too.
+Of the many layouts of such files those are read whose drafter `Eagle3Drafter` is: one layer of Llama's kind, and no
+further norms. That is what SafeAILab, SpecForge and others have released, with an output layer of the drafter's own for
+32,000 tokens. `methods/eagle` checks and serves the others too.
 """
 
 from collections.abc import Mapping
@@ -21,14 +22,17 @@ from vllm_specext.methods.checkpoints import (
     tensor_headers,
     write_files,
 )
+from vllm_specext.methods.eagle.layer_ids import as_inputs
 from vllm_specext.methods.stock.checkpoint import check_checkpoint, weight_files
 from vllm_specext.training.eagle3.shape import STATES, Eagle3Shape, Layers, default_layers
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"
+NESTED, USES_STATES = "eagle_config", "use_aux_hidden_state"
 OTHERS_LAYER, LAYER = "midlayer.", "layers.0."
 """The layer's name in the layout of SafeAILab and SpecForge, and ours."""
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-"""Tensors that a file may have. The embedding is the target's."""
+"""Tensors that a file may have. The embedding is the target's, and not read."""
+D2T, T2D = DRAFT_VOCABULARY
 PLAIN: dict[str, tuple[Any, ...]] = {
     "model_type": ("llama",),
     "num_hidden_layers": (1,),
@@ -36,7 +40,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "logit_scale": (None, 1, 1.0),
     **dict.fromkeys(("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"), (None, False)),
     **dict.fromkeys(("attention_bias", "mlp_bias", "bias"), (None, False)),
-    **dict.fromkeys(("eagle_config", "quantization_config", "target_hidden_size"), (None, {})),
+    **dict.fromkeys(("quantization_config", "target_hidden_size"), (None, {})),
 }
 """Keys that say that a drafter is another one than ours, with the values that do not."""
 
@@ -59,11 +63,15 @@ def read_shape(directory: Path, target_layers: int) -> Eagle3Shape:
             "max_position_embeddings",
         )
     }
-    if config.get("draft_vocab_size") not in (None, sizes["vocab_size"]):
+    given = config.get("draft_vocab_size")
+    scores = positive(
+        directory, {"draft_vocab_size": sizes["vocab_size"] if given is None else given}, "draft_vocab_size", int
+    )
+    if scores > sizes["vocab_size"]:
         raise ConfigurationError(
-            f"{place}: draft_vocab_size is {config['draft_vocab_size']!r}; an EAGLE-3 drafter that is trained here "
-            f"drafts all tokens of its vocabulary, which has {sizes['vocab_size']}."
+            f"{place}: draft_vocab_size is {scores}, but vocab_size is {sizes['vocab_size']}; expected no more."
         )
+    has_own_head = any(HEAD in tensor_headers(file) for file in weight_files(directory))
     heads = sizes["num_attention_heads"]
     with_head_dim = {"head_dim": config.get("head_dim") or sizes["hidden_size"] // heads}
     shape = Eagle3Shape(
@@ -76,7 +84,8 @@ def read_shape(directory: Path, target_layers: int) -> Eagle3Shape:
         rms_norm_eps=positive(directory, config, "rms_norm_eps", float),
         rope_theta=read_rotary(directory, config, ("default",)).theta,
         max_position_embeddings=sizes["max_position_embeddings"],
-        layers=_layers(place, config.get(LAYERS), target_layers),
+        layers=_layers(place, config, target_layers),
+        draft_vocab_size=scores if has_own_head or scores < sizes["vocab_size"] else None,
     )
     if heads % shape.kv_heads or shape.head_dim % 2:
         raise ConfigurationError(
@@ -84,12 +93,6 @@ def read_shape(directory: Path, target_layers: int) -> Eagle3Shape:
             f"{shape.head_dim}; expected heads that share keys evenly, of an even size."
         )
     check_checkpoint(directory, shape.parameters())
-    for file in weight_files(directory):
-        if HEAD in tensor_headers(file):
-            raise ConfigurationError(
-                f"{file}: tensor {HEAD} is an output layer of the drafter's own; an EAGLE-3 drafter that is trained "
-                "here has the target's."
-            )
     return shape
 
 
@@ -99,13 +102,23 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
         name.replace(OTHERS_LAYER, LAYER): load_tensor(file, name)
         for file in weight_files(directory)
         for name in tensor_headers(file)
-        if name not in (EMBEDDING, *DRAFT_VOCABULARY)
+        if name not in (EMBEDDING, T2D)
     }
 
 
 def write_checkpoint(directory: Path, shape: Eagle3Shape, state_dict: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """Write a drafter to ``directory`` as ``config.json`` and ``model.safetensors``, weights in ``dtype``."""
-    write_files(directory, configuration(shape), state_dict, dtype)
+    tensors = dict(state_dict)
+    if shape.has_own_vocabulary:
+        tensors[T2D] = _is_scored(state_dict[D2T], shape.vocab_size)  # other trainings read it
+    write_files(directory, configuration(shape), tensors, dtype)
+
+
+def _is_scored(offsets: Tensor, vocab_size: int) -> Tensor:
+    """Of each of the target's tokens, ``[V]``, by what is added to the numbers of the drafter's, ``[V']``."""
+    scored = torch.zeros(vocab_size, dtype=torch.bool)
+    scored[torch.arange(len(offsets)) + offsets.cpu()] = True
+    return scored
 
 
 def configuration(shape: Eagle3Shape) -> dict[str, Any]:
@@ -121,6 +134,7 @@ def configuration(shape: Eagle3Shape) -> dict[str, Any]:
         "hidden_size": shape.hidden_size,
         "head_dim": shape.head_dim,
         "vocab_size": shape.vocab_size,
+        **({"draft_vocab_size": shape.draft_vocab_size} if shape.has_own_vocabulary else {}),
         "max_position_embeddings": shape.max_position_embeddings,
         "rms_norm_eps": shape.rms_norm_eps,
         "hidden_act": "silu",
@@ -130,9 +144,18 @@ def configuration(shape: Eagle3Shape) -> dict[str, Any]:
     }
 
 
-def _layers(place: Path, found: Any, target_layers: int) -> Layers:
-    if found is None:
+def _layers(place: Path, config: Mapping[str, Any], target_layers: int) -> Layers:
+    nested = config.get(NESTED) or {}
+    is_plain = isinstance(nested, dict) and nested.get(USES_STATES, True) is True
+    if not is_plain or any(value for key, value in nested.items() if key not in (LAYERS, USES_STATES)):
+        raise ConfigurationError(
+            f"{place}: {NESTED} is {nested!r}; an EAGLE-3 drafter that is trained here has there {LAYERS}, "
+            f"{USES_STATES} = true, and nothing else."
+        )
+    at_top, found = config.get(LAYERS), nested.get(LAYERS)
+    if at_top is None and found is None:
         return default_layers(target_layers)
-    if not isinstance(found, list) or len(found) != STATES or any(type(each) is not int for each in found):
-        raise ConfigurationError(f"{place}: {LAYERS} is {found!r}; expected the numbers of {STATES} layers.")
-    return tuple(found)
+    ids = found if at_top is None else at_top
+    if not isinstance(ids, list) or len(ids) != STATES or any(type(each) is not int for each in ids):
+        raise ConfigurationError(f"{place}: {LAYERS} is {ids!r}; expected the numbers of {STATES} layers.")
+    return tuple(as_inputs(ids) if at_top is None else ids)

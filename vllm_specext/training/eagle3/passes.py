@@ -33,9 +33,10 @@ def simulate_chains(
     """The greedy chain of ``length`` tokens that would be drafted after each input: ``[B, L, length]``.
 
     Input ``s`` pairs the target's ``states[:, s]`` ``[B, L, 3 d]`` with ``token_ids[:, s]``, the token after it.
-    ``embedding`` and ``head`` ``[V, d]`` are the target's.
+    ``embedding`` and ``head`` ``[V, d]`` are the target's, of which the second is for a drafter that has none.
     """
-    layer = model.layer
+    layer, own = model.layer, model.own_head()
+    scoring, tokens = (head, None) if own is None else own
 
     def read(features: Tensor, ids: Tensor, _: Tensor) -> Tensor:
         return layer.fuse(features, F.embedding(ids, embedding))
@@ -44,4 +45,4 @@ def simulate_chains(
         output = layer.finish(features + attended)
         return model.norm(output), output
 
-    return greedy_chains(layer.self_attn, read, finish, head, token_ids, model.fc(states), length)
+    return greedy_chains(layer.self_attn, read, finish, scoring, token_ids, model.fc(states), length, tokens)

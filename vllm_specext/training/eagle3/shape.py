@@ -14,7 +14,7 @@ Layers = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Eagle3Shape:
-    """All that is needed to build a drafter of one layer with the target's vocabulary and hidden size."""
+    """All that is needed to build a drafter of one layer with the target's hidden size."""
 
     vocab_size: int
     hidden_size: int
@@ -26,13 +26,20 @@ class Eagle3Shape:
     rope_theta: float
     max_position_embeddings: int
     layers: Layers
+    draft_vocab_size: int | None = None
+    """Rows of an output layer of the drafter's own, for so many of the target's tokens or for all; ``None``: it has the
+    target's."""
+
+    @property
+    def has_own_vocabulary(self) -> bool:
+        return self.draft_vocab_size not in (None, self.vocab_size)
 
     def parameters(self) -> DrafterShape:
         """The parameters as vLLM's class has them."""
         return DrafterShape(
             is_eagle3=True,
             vocab_size=self.vocab_size,
-            draft_vocab_size=self.vocab_size,
+            draft_vocab_size=self.draft_vocab_size or self.vocab_size,
             hidden_size=self.hidden_size,
             target_hidden_size=self.hidden_size,
             states=STATES,

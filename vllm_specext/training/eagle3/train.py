@@ -14,6 +14,7 @@ from vllm_specext.training.eagle3.checkpoint import write_checkpoint
 from vllm_specext.training.eagle3.model import Eagle3Drafter
 from vllm_specext.training.eagle3.passes import training_passes
 from vllm_specext.training.logits import PLAIN, Logits
+from vllm_specext.training.own_head import OwnHead
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.run import Run
 
@@ -29,6 +30,9 @@ class Eagle3Step(ChainedStep):
     def passes(self, embeddings: Tensor, batch: Batch, count: int) -> Iterator[Tensor]:
         assert batch.aux is not None
         return training_passes(self.model, embeddings, batch.aux, batch.layout, count)
+
+    def own_head(self) -> OwnHead | None:
+        return self.model.own_head()
 
 
 def train_eagle3(

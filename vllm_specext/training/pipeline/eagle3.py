@@ -2,12 +2,15 @@
 state."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.draft_vocabulary import read_file
 from vllm_specext.training.eagle3.checkpoint import read_shape, read_tensors, write_checkpoint
 from vllm_specext.training.eagle3.model import Eagle3Drafter, new_eagle3_drafter
 from vllm_specext.training.eagle3.passes import simulate_chains
@@ -41,25 +44,27 @@ class Eagle3Method:
         return layers_to_read(target.layers)
 
     def sizes(self, target: TargetModel, recipe: Eagle3Recipe) -> Sizes:
+        drafted_tokens(target, recipe)  # which refuses a file that is not there before anything is made
         shape = _shape(target, recipe)
         d, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         return Sizes(
             trained=_trained(shape),
             kept=12 * d + 2 * q + 2 * kv + 3 * shape.mlp_size,
-            frozen=end_bytes(target, recipe),
+            frozen=end_bytes(target, recipe) + 4 * recipe.most_passes * _own_head(shape),
             batch=batch_bytes(target, more=len(layers_to_read(target.layers))),
         )
 
     def operations(self, target: TargetModel, recipe: Eagle3Recipe) -> tuple[float, ...]:
         shape = _shape(target, recipe)
         first_matrix = math.prod(shape.parameters().required()["fc.weight"])
-        return operations_by_stage(target, recipe, _trained(shape), once=first_matrix)
+        shares_head = shape.draft_vocab_size is None
+        return operations_by_stage(target, recipe, _trained(shape), once=first_matrix, shares_head=shares_head)
 
     def packs(self, rows: RowSource, recipe: Eagle3Recipe) -> int:
         return packs_of(rows, recipe)
 
     def check_new(self, target: TargetModel, *, complete: bool) -> None:
-        """One can."""
+        """One can be begun for each."""
 
     def check_init(self, folder: Path, target: TargetModel) -> None:
         shape = read_shape(folder, target.layers)
@@ -71,14 +76,16 @@ class Eagle3Method:
         check_same(folder, shape, wanted)
 
     def kept(self, folder: Path, target: TargetModel) -> dict[str, Any]:
-        return {"mlp_size": read_shape(folder, target.layers).mlp_size}
+        shape = read_shape(folder, target.layers)
+        return {"mlp_size": shape.mlp_size, "draft_vocab_size": shape.draft_vocab_size, "draft_vocab_file": None}
 
     def begin(self, target: TargetModel, recipe: Eagle3Recipe, init: Path | None, device: torch.device) -> Drafter:
         ends = TargetEnds(target)
         if init is not None:
             model = self.read(init, target)
         else:
-            model = new_eagle3_drafter(_shape(target, recipe), ends.norm, recipe.seed)
+            shape = _shape(target, recipe)
+            model = new_eagle3_drafter(shape, ends.norm, recipe.seed, ends.head, drafted_tokens(target, recipe))
         return ChainedDrafter.of(model, ends, device, PARTS)
 
     def read(self, folder: Path, target: TargetModel) -> Eagle3Drafter:
@@ -98,8 +105,28 @@ class Eagle3Method:
         return row.aux
 
 
+def drafted_tokens(target: TargetModel, recipe: Eagle3Recipe) -> list[int] | None:
+    """The tokens that a new drafter's own output layer scores, ascending; ``None`` where it has none. Raises
+    ``ConfigurationError``, which names the file or the recipe's key."""
+    if recipe.draft_vocab_file is None or recipe.draft_vocab_size is None:
+        return None
+    key = "the recipe's key 'draft_vocab_file'"
+    ids = read_file(Path(recipe.draft_vocab_file).expanduser(), target.vocab_size, key)
+    if recipe.draft_vocab_size > len(ids):
+        raise ConfigurationError(
+            f"the recipe's key 'draft_vocab_size' is {recipe.draft_vocab_size}, but {recipe.draft_vocab_file} has "
+            f"{len(ids)} tokens; expected no more."
+        )
+    return sorted(ids[: recipe.draft_vocab_size])
+
+
+def _own_head(shape: Eagle3Shape) -> int:
+    return (shape.draft_vocab_size or 0) * shape.hidden_size
+
+
 def _trained(shape: Eagle3Shape) -> int:
-    return sum(map(math.prod, shape.parameters().required().values()))
+    own = replace(shape, draft_vocab_size=None).parameters().required()
+    return sum(map(math.prod, own.values())) + _own_head(shape)
 
 
 def _shape(target: TargetModel, recipe: Eagle3Recipe) -> Eagle3Shape:
@@ -113,4 +140,5 @@ def _shape(target: TargetModel, recipe: Eagle3Recipe) -> Eagle3Shape:
         rope_theta=numbers.rope_theta,
         max_position_embeddings=target.max_length,
         layers=layers_to_read(target.layers),
+        draft_vocab_size=recipe.draft_vocab_size,
     )

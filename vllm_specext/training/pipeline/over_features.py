@@ -53,14 +53,17 @@ def batch_bytes(target: TargetModel, more: int = 0) -> int:
     return 2 * 4 * (2 + more) * target.hidden_size
 
 
-def operations_by_stage(target: TargetModel, recipe: StagedKeys, trained: int, once: int = 0) -> tuple[float, ...]:
+def operations_by_stage(
+    target: TargetModel, recipe: StagedKeys, trained: int, once: int = 0, shares_head: bool = True
+) -> tuple[float, ...]:
     """Stage ``j`` has ``j`` passes."""
-    return tuple(operations_of(target, passes, trained, once) for passes in range(1, recipe.stages + 1))
+    stages = range(1, recipe.stages + 1)
+    return tuple(operations_of(target, passes, trained, once, shares_head) for passes in stages)
 
 
-def operations_of(target: TargetModel, passes: int, trained: int, once: int = 0) -> float:
+def operations_of(target: TargetModel, passes: int, trained: int, once: int = 0, shares_head: bool = True) -> float:
     """The target's logits once, 2·V·d; in each of the ``passes`` 6 for every trained number that the pass applies, and
-    the drafter's logits, forward and back to the features, 4·V·d. ``once`` numbers are applied in the first pass
-    alone."""
+    the drafter's logits, forward and back to the features, 4·V·d, unless the drafter's own output layer makes them.
+    ``once`` numbers are applied in the first pass alone."""
     head = float(target.vocab_size * target.hidden_size)
-    return 2 * head + 6.0 * once + passes * (6.0 * (trained - once) + 4 * head)
+    return 2 * head + 6.0 * once + passes * (6.0 * (trained - once) + 4 * head * shares_head)

@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vllm_specext.training.recipes.staged import StagedKeys
-from vllm_specext.training.recipes.values import Positive
+from vllm_specext.training.recipes.values import Count, Positive
 
 
 class Eagle3Recipe(StagedKeys):
@@ -16,3 +16,14 @@ class Eagle3Recipe(StagedKeys):
     """A pass's loss weighs this much of the one before."""
     align: Annotated[int, Field(ge=0, le=1000)] = 0
     """Best tokens in GRIFFIN's token-alignable training; 0: later passes learn everywhere."""
+    draft_vocab_size: Count | None = None
+    """Tokens that the drafter scores, by an output layer of its own; all, by the target's, unless given."""
+    draft_vocab_file: str | None = None
+    """The file of ``vllm-specext vocab`` with these tokens, the most frequent first."""
+
+    @model_validator(mode="after")
+    def _vocabulary(self) -> "Eagle3Recipe":
+        given = {"draft_vocab_size", "draft_vocab_file"} & self.model_fields_set
+        if len(given) == 1:
+            raise ValueError(f"the recipe has {given.pop()}; draft_vocab_size and draft_vocab_file belong together")
+        return self
