@@ -15,8 +15,6 @@ Engines = Callable[..., Result]
 
 SOME = [{"ids": one["ids"], "sampling": GREEDY | {"max_tokens": 40, "ignore_eos": True}} for one in ROUND[:6]]
 HOT = [one | {"sampling": one["sampling"] | {"temperature": 1.0, "seed": 1}} for one in SOME]
-IN_CHAINS = [one | {"sampling": one["sampling"] | {"thinking_token_budget": 400}} for one in SOME]
-REASONS = {"reasoning_config": {"reasoning_start_str": " the", "reasoning_end_str": "\n\n"}}
 TREES = {
     "griffin": tree(24, 4),
     "eagle3-tree": eagle3(24, 4),
@@ -50,15 +48,6 @@ def test_trees_come_to_expect_what_is_accepted(engines: Engines, method: str) ->
     # Without having learned, they do not: what was first assumed for greedy requests is not right for these drafters.
     unsharpened = engines(TREES[method], rounds=[SOME] * 4, sabotage="learn_nothing")["learned"]
     assert unsharpened["expected"] < 0.8 * unsharpened["accepted"]
-
-
-@pytest.mark.parametrize("method", ["griffin", pytest.param("dflash-tree", marks=pytest.mark.extended)])
-def test_chains_of_requests_that_get_no_trees_teach_nothing(engines: Engines, method: str) -> None:
-    alone = engines(TREES[method] | REASONS, rounds=[IN_CHAINS])
-    assert counts(alone)[0] > 50
-    assert alone["learned"]["trees"] == 0
-    mixed = engines(TREES[method] | REASONS, rounds=[IN_CHAINS[:3] + SOME[3:]])
-    assert 10 < mixed["learned"]["trees"] < counts(mixed)[0] - 30
 
 
 def test_predictions_teach_nothing(engines: Engines) -> None:

@@ -37,7 +37,8 @@ def accept_the_best_node_of_every_tree() -> None:
 
 
 def count_all_earlier_rows() -> None:
-    """Penalties and bad words take all earlier rows of a request for the text before a row, as in chains."""
+    """Penalties, bad words and budgets for thinking take all earlier rows of a request for the text before a row, as in
+    chains."""
     import vllm_specext.engine.verification.sampler as verification
 
     verification.read_paths = lambda sampler, trees: None
@@ -69,3 +70,12 @@ def follow_grammars_as_in_chains() -> None:
         return [list(range(len(parents))) for parents in parents_in(drafts) or ()]
 
     grammars.parents_in = chains_in
+
+
+def overlook_custom_processors() -> None:
+    """Trees are drafted for requests that a user's logits processor reads."""
+    import vllm_specext.engine.scheduler.scheduling as scheduling
+    import vllm_specext.engine.verification.noted_requests as noted_requests
+
+    scheduling.has_custom_processors = lambda model_config: False
+    noted_requests.has_custom_processors = lambda model_config: False

@@ -72,17 +72,19 @@ def test_walks_compile(compiled: tuple[int, Launched], nodes: int, levels: int, 
 
 
 @pytest.mark.parametrize(("nodes", "vocabulary"), [(1, 2048), (59, 151936)])
-def test_penalties_and_bad_words_compile(compiled: tuple[int, Launched], nodes: int, vocabulary: int) -> None:
+def test_penalties_bad_words_and_budgets_compile(compiled: tuple[int, Launched], nodes: int, vocabulary: int) -> None:
     from vllm_specext.kernels.path_text import kernel
-    from vllm_specext.kernels.path_text.rows import BadWords, Paths, Penalties, Said
+    from vllm_specext.kernels.path_text.rows import BadWords, Paths, Penalties, Said, Thinking
 
     rows, parents = torch.zeros(2, dtype=torch.int32), torch.zeros(4, nodes + 1, dtype=torch.int64)
     paths = Paths(rows, rows, rows, parents, 6)
     logits, of_slots, strengths = torch.zeros(2, vocabulary), torch.zeros(4, dtype=torch.int32), torch.ones(4)
     counts = torch.zeros(4, vocabulary, dtype=torch.int32)
     kernel.penalise(logits, paths, Penalties(strengths, strengths, strengths, counts[:, : vocabulary // 32], counts))
-    kernel.ban(logits, paths, BadWords(counts, counts, of_slots), Said(counts, of_slots, of_slots), 2)
-    assert [name for name, _ in compiled[1]] == ["_penalties_kernel", "_bad_words_kernel"]
+    said, marker = Said(counts, of_slots, of_slots), of_slots[:3]
+    kernel.ban(logits, paths, BadWords(counts, counts, of_slots), said, 2)
+    kernel.end_thinking(logits, paths, Thinking(of_slots, of_slots, of_slots, marker, marker, marker), said)
+    assert [name for name, _ in compiled[1]] == ["_penalties_kernel", "_bad_words_kernel", "_thinking_kernel"]
     assert all(kernel.asm["cubin"] for _, kernel in compiled[1])
 
 

@@ -1,4 +1,5 @@
-"""Penalties and bad words at the nodes of draft trees against plain loops, on the drafts of every builder of trees.
+"""Penalties, bad words and budgets for thinking at the nodes of draft trees against plain loops, on the drafts of every
+builder of trees.
 
 Every test here runs in numpy, with the Triton kernels on a GPU, and with these under Triton's interpreter
 (``cases/case_path_text.py``).
@@ -7,39 +8,34 @@ Every test here runs in numpy, with the Triton kernels on a GPU, and with these 
 import math
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from bodies import GPU
+from path_steps import ALPHABET, REQUESTS, SLOTS, VOCABULARY, Step, step
 from torch import Tensor
-from tree_builders import BUILDERS, SHAPE, states
+from tree_builders import BUILDERS, states
 
-from vllm_specext.engine.verification.tree_states import TreeStates
 from vllm_specext.kernels import path_text
-from vllm_specext.kernels.path_text.rows import BadWords, Paths, Penalties, Said
-
-REQUESTS, SLOTS, VOCABULARY, LENGTH = 6, 6, 4200, 40
-"""A row takes two programs of the kernel."""
-ALPHABET = 2
-"""Different tokens of the text and of bad words, which drafts have too, so that they are there again and again."""
+from vllm_specext.kernels.path_text.rows import BadWords, Paths, Penalties, Thinking
 
 WORDS = 8
 """Most bad words of a request."""
 
-Body = tuple[Callable[..., None], Callable[..., None]]
+Body = tuple[Callable[..., None], Callable[..., None], Callable[..., None]]
 
 
 @pytest.fixture(params=["numpy", GPU])
 def bodies(request: pytest.FixtureRequest) -> Body:
-    """``penalise`` and ``ban`` of tensors on the CPU, wherever they are computed."""
+    """``penalise``, ``ban`` and ``end_thinking`` of tensors on the CPU, wherever they are computed."""
     if request.param == "numpy":
-        return path_text.penalise, path_text.ban
+        return path_text.penalise, path_text.ban, path_text.end_thinking
     pytest.importorskip("triton")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    return on_gpu(path_text.penalise), on_gpu(path_text.ban)
+    return on_gpu(path_text.penalise), on_gpu(path_text.ban), on_gpu(path_text.end_thinking)
 
 
 def on_gpu(change: Callable[..., None]) -> Callable[..., None]:
@@ -55,55 +51,6 @@ def moved(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         return argument.cuda()
     return type(argument)(*map(moved, argument)) if isinstance(argument, tuple) else argument
-
-
-class Step(NamedTuple):
-    """Rows of logits at the nodes of trees, and the text of their requests."""
-
-    logits: Tensor
-    paths: Paths
-    said: Said
-    own: list[int]
-    """Nodes of each request that are no padding."""
-    rows: list[tuple[int, int]]
-    """Request and node of each row."""
-
-    def drafted(self, row: int) -> list[int]:
-        """The tokens of the path to a row's node, the root's child first."""
-        request, node = self.rows[row]
-        found = []
-        while node:
-            found.insert(0, int(self.paths.tokens[row - self.rows[row][1] + node]))
-            node = int(self.paths.parents[request, node])
-        return found
-
-    @property
-    def counted(self) -> list[int]:
-        """Rows that are no padding."""
-        return [row for row, (request, node) in enumerate(self.rows) if node <= self.own[request]]
-
-    def answer(self, request: int) -> list[int]:
-        _, first, total = (tensor[request].tolist() for tensor in self.said)
-        answer: list[int] = self.said.tokens[request, first:total].tolist()
-        return answer
-
-
-def step(name: str, seed: int, trees: TreeStates | None = None) -> Step:
-    """The drafts of a builder, with one request that has none."""
-    generator = torch.Generator().manual_seed(seed)
-    trees = states(REQUESTS) if trees is None else trees
-    draft = BUILDERS[name](trees, generator, int(torch.randint(1, SHAPE.nodes + 1, (1,), generator=generator)))
-    nodes = draft.tokens.shape[1]
-    counts = [0, *[nodes] * (REQUESTS - 1)]
-    rows = [(request, node) for request in range(REQUESTS) for node in range(counts[request] + 1)]
-    tokens = torch.tensor([int(draft.tokens[request, node - 1]) if node else 1 for request, node in rows])
-    slots, places = torch.tensor(rows, dtype=torch.int32).T
-    text = torch.randint(ALPHABET, (SLOTS, LENGTH), generator=generator, dtype=torch.int32)
-    prompt_lens = torch.randint(1, 20, (SLOTS,), generator=generator, dtype=torch.int32)
-    total_lens = prompt_lens + torch.randint(0, 6, (SLOTS,), generator=generator, dtype=torch.int32)
-    paths = Paths(slots.contiguous(), places.contiguous(), tokens.int(), trees.topology.parents, trees.levels)
-    logits = torch.randn(len(rows), VOCABULARY, generator=generator)
-    return Step(logits, paths, Said(text, prompt_lens, total_lens), draft.num_nodes, rows)
 
 
 def penalties(asked: Step, seed: int) -> Penalties:
@@ -148,7 +95,7 @@ def test_counting_all_earlier_rows_would_show(bodies: Body) -> None:
     chains = states(REQUESTS).topology.parents
     with pytest.raises(AssertionError):
         check_penalties(
-            (lambda logits, paths, of: bodies[0](logits, paths._replace(parents=chains), of), bodies[1]), asked, 1
+            (lambda logits, paths, of: bodies[0](logits, paths._replace(parents=chains), of), *bodies[1:]), asked, 1
         )
 
 
@@ -197,16 +144,70 @@ def test_comparing_with_all_earlier_rows_would_show(bodies: Body) -> None:
     chains = states(REQUESTS).topology.parents
     with pytest.raises(AssertionError):
         check_words(
-            (bodies[0], lambda logits, paths, *of: bodies[1](logits, paths._replace(parents=chains), *of)),
+            (bodies[0], lambda logits, paths, *of: bodies[1](logits, paths._replace(parents=chains), *of), bodies[2]),
             step("grown", 1),
             1,
         )
 
 
+MARKERS = [([0], [1], [1, 0]), ([0, 0], [1, 1], [1, 1, 0, 1]), ([0, 1, 0], [1], [0]), ([1], [0, 1, 1], [0, 1, 1])]
+"""Of a beginning, of an end, and what is forced; of two tokens, so that they are there again and again."""
+
+
+def last_place(text: list[int], marker: list[int]) -> int:
+    return max((at for at in range(len(text)) if text[at : at + len(marker)] == marker), default=-1)
+
+
+def thinking(asked: Step, seed: int) -> tuple[Thinking, tuple[list[int], list[int], list[int]]]:
+    generator = torch.Generator().manual_seed(seed)
+    markers = MARKERS[seed % len(MARKERS)]
+    budgets = torch.randint(0, 12, (SLOTS,), generator=generator, dtype=torch.int32)
+    budgets[1] = -1
+    said = [asked.said.tokens[slot, : asked.said.total_lens[slot]].tolist() for slot in range(SLOTS)]
+    places = ([last_place(text, marker) for text in said] for marker in markers[:2])
+    of_text = (torch.tensor(found, dtype=torch.int32) for found in places)
+    return Thinking(budgets, *of_text, *(torch.tensor(marker, dtype=torch.int32) for marker in markers)), markers
+
+
+def check_thinking(body: Body, asked: Step, seed: int) -> int:
+    """How many rows were forced whose path has more of the text in it than the drafts of others."""
+    of, (start, natural_end, forced_end) = thinking(asked, seed)
+    changed, forced = asked.logits.clone(), 0
+    body[2](changed, asked.paths, of, asked.said)
+    for row in asked.counted:
+        slot = asked.rows[row][0]
+        text = asked.said.tokens[slot, : asked.said.total_lens[slot]].tolist() + asked.drafted(row)
+        begun, expected = last_place(text, start), asked.logits[row].clone()
+        thought = len(text) - begun - len(start)
+        if begun > last_place(text, natural_end) and 0 <= of.budgets[slot] <= thought:
+            written = [n for n in range(1, len(forced_end)) if text[-n:] == forced_end[:n]]
+            expected[forced_end[max(written, default=0)]] = 1.0e9
+            forced += 1
+        assert torch.equal(changed[row], expected)
+    return forced
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_budgets_end_what_is_thought_on_the_path_to_each_node(bodies: Body, name: str) -> None:
+    trees = states(REQUESTS)
+    assert sum(check_thinking(bodies, step(name, seed, trees), seed) for seed in range(8)) >= 5
+
+
+def test_looking_into_all_earlier_rows_would_show(bodies: Body) -> None:
+    chains = states(REQUESTS).topology.parents
+
+    def in_rows(logits: Tensor, paths: Paths, *of: Any) -> None:
+        bodies[2](logits, paths._replace(parents=chains), *of)
+
+    with pytest.raises(AssertionError):
+        check_thinking((*bodies[:2], in_rows), step("grown", 1), 1)
+
+
 def check_beside_vllm(device: str) -> None:
-    """On chains both kernels change what vLLM's change, to the last bit: tokens of a plain step must not differ."""
+    """On chains the kernels change what vLLM's change, to the last bit: tokens of a plain step must not differ."""
     from vllm.v1.worker.gpu.sample.bad_words import apply_bad_words
     from vllm.v1.worker.gpu.sample.penalties import apply_penalties
+    from vllm.v1.worker.gpu.sample.thinking_budget import apply_thinking_budget
 
     from vllm_specext.kernels.path_text import kernel
 
@@ -233,6 +234,22 @@ def check_beside_vllm(device: str) -> None:
     apply_bad_words(theirs, slots, *listed, *said, tokens, places, WORDS)
     assert torch.isinf(ours).any()
     assert torch.equal(ours, theirs)
+
+    forced = 0
+    for seed in range(len(MARKERS)):
+        of = there(thinking(asked, seed)[0])
+        ours, theirs = before.clone(), before.clone()
+        kernel.end_thinking(ours, chains, of, said)
+        requests, nowhere = torch.arange(SLOTS, device=device).int(), torch.full_like(of.last_starts, -1)
+        text = said.tokens, said.total_lens, tokens, places
+        cache = nowhere.clone(), nowhere.clone(), torch.zeros_like(nowhere)
+        apply_thinking_budget(theirs, requests, slots, of.budgets, *text, *cache, *of[3:])
+        thinks = of.budgets >= 0  # vLLM looks for no markers of others
+        assert torch.equal(cache[0][thinks], of.last_starts[thinks])
+        assert torch.equal(cache[1][thinks], of.last_ends[thinks])
+        assert torch.equal(ours, theirs)
+        forced += int((ours == 1.0e9).sum())
+    assert forced > 50
 
 
 @pytest.mark.gpu

@@ -70,7 +70,9 @@ def test_a_clients_tree_is_whole_and_others_keep_their_number(serving: VllmConfi
 
 def test_asynchronous_scheduling_promises_each_its_own(serving: VllmConfig) -> None:
     engine = scheduler(serving, AsyncScheduler)
-    engine.add_request(request("other", thinking_token_budget=9))
+    engine._custom_processors = True
+    engine.add_request(request("other"))
+    engine._custom_processors = False
     engine.add_request(client("client"))
     flying = engine.schedule()
     assert (flying.num_spec_tokens_to_schedule, others_in(flying)) == (MOST, OWN)

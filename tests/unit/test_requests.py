@@ -27,20 +27,13 @@ TREES: list[dict[str, Any]] = [
     {"repetition_penalty": 0.9},
     {"bad_words": ["no"]},
     {"structured_outputs": StructuredOutputsParams(regex="a+")},
-]
-CHAINS: list[dict[str, Any]] = [
     {"thinking_token_budget": 0},
 ]
 
 
 @pytest.mark.parametrize("params", TREES, ids=str)
-def test_what_the_sampler_decides_row_by_row_is_drafted_a_tree(params: dict[str, Any]) -> None:
+def test_what_vllm_itself_does_with_logits_is_done_on_trees(params: dict[str, Any]) -> None:
     assert drafting_of(SamplingParams(**params), custom_processors=False) is Drafting.TREE
-
-
-@pytest.mark.parametrize("params", CHAINS, ids=str)
-def test_what_reads_the_text_before_a_row_is_drafted_a_chain(params: dict[str, Any]) -> None:
-    assert drafting_of(SamplingParams(**params), custom_processors=False) is Drafting.CHAIN
 
 
 def test_custom_logits_processors_make_every_request_a_chain() -> None:
@@ -65,7 +58,7 @@ def test_custom_processors_are_those_of_the_command_line_and_installed_ones(monk
     requests._are_processors_installed.cache_clear()
 
 
-@pytest.mark.parametrize("params", [*TREES, *CHAINS, {"extra_args": {"speculation": False}}], ids=str)
+@pytest.mark.parametrize("params", [*TREES, {"extra_args": {"speculation": False}}], ids=str)
 def test_every_kind_of_request_is_valid(params: dict[str, Any]) -> None:
     validate(SamplingParams(**params))
 

@@ -36,7 +36,7 @@ TREE = GRIFFIN_CHAIN | {
 }
 KINDS: dict[str, dict[str, Any]] = {
     "tree": {"min_p": 0.1},
-    "chain": {"thinking_token_budget": 9},
+    "chain": {},
     "off": {"extra_args": {"speculation": False}},
 }
 
@@ -79,6 +79,14 @@ def request(name: str, prompt: int = 10, max_tokens: int = 100, **sampling: Any)
     return Request(name, list(range(1, prompt + 1)), params, pooling_params=None)
 
 
+def add_kinds(engine: Any) -> None:
+    """A request of each kind. Custom logits processors make chains; here they are there for one alone, so that one step
+    has all kinds."""
+    for name, sampling in KINDS.items():
+        engine._custom_processors = name == "chain"
+        engine.add_request(request(name, **sampling))
+
+
 def drafted(output: SchedulerOutput) -> dict[str, int]:
     return {name: len(output.scheduled_spec_decode_tokens.get(name, [])) for name in output.num_scheduled_tokens}
 
@@ -108,8 +116,7 @@ def assert_counts_are_right(engine: Any, in_flight: dict[str, int]) -> None:
 
 def test_synchronous_scheduling_gives_each_kind_its_rows(trees: VllmConfig) -> None:
     engine = scheduler(trees)
-    for name, sampling in KINDS.items():
-        engine.add_request(request(name, **sampling))
+    add_kinds(engine)
     output = engine.schedule()
     for emitted in (1, 4, 9, 1):
         deliver(engine, output, emitted)
@@ -123,8 +130,7 @@ def test_synchronous_scheduling_gives_each_kind_its_rows(trees: VllmConfig) -> N
 
 def test_asynchronous_scheduling_gives_each_kind_its_rows(trees: VllmConfig) -> None:
     engine = scheduler(trees, AsyncScheduler)
-    for name, sampling in KINDS.items():
-        engine.add_request(request(name, **sampling))
+    add_kinds(engine)
     flying = engine.schedule()
     for emitted in (1, 4, 9, 1):
         output = engine.schedule()
@@ -138,8 +144,7 @@ def test_asynchronous_scheduling_gives_each_kind_its_rows(trees: VllmConfig) -> 
 @pytest.mark.parametrize("base", [Scheduler, AsyncScheduler])
 def test_in_chain_mode_only_the_switch_matters(chains: VllmConfig, base: type[Scheduler]) -> None:
     engine = scheduler(chains, base)
-    for name, sampling in KINDS.items():
-        engine.add_request(request(name, **sampling))
+    add_kinds(engine)
     output = engine.schedule()
     if base is Scheduler:
         deliver(engine, output)
@@ -186,8 +191,7 @@ def test_a_tree_for_a_grammar_is_unknown_to_vllm(
 def test_a_smaller_schedule_shortens_chains_too(trees: VllmConfig) -> None:
     engine = scheduler(trees, AsyncScheduler)
     engine.dynamic_sd_lookup = [0, 3, 3, 3]
-    for name, sampling in KINDS.items():
-        engine.add_request(request(name, **sampling))
+    add_kinds(engine)
     engine.schedule()
     assert drafted(engine.schedule()) == {"tree": 3, "chain": 3, "off": 0}
 
@@ -209,9 +213,11 @@ def test_the_first_step_of_a_request_is_not_padded_with_a_tree_it_never_drafted(
 
 def test_limits_follow_a_sessions_parameters_and_end_with_the_request(trees: VllmConfig) -> None:
     engine = scheduler(trees)
-    live = request("session", **KINDS["chain"])
+    live = request("session")
+    engine._custom_processors = True
     engine.add_request(live)
     assert engine._draft_limits == {"session": LEVELS}
+    engine._custom_processors = False
     update = {"mm_features": None, "prompt_token_ids": [1], "arrival_time": 0.0, "max_tokens": 10}
     for sampling, limits in ((KINDS["off"], {"session": 0}), (KINDS["tree"], {}), (KINDS["off"], {"session": 0})):
         params = SamplingParams(**sampling)

@@ -7,13 +7,9 @@ whole sequence costs microseconds, so here every step looks again and the cached
 # ruff: noqa: N803 - a launch passes these arguments by the names of the kernel.
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from vllm_specext.cpu_runner.ragged import IntArray
-
-# The kernel writes this logit, larger than any real one, for the token that it forces.
-_FORCED_LOGIT = 1.0e9
+from vllm_specext.kernels.path_text import naive
 
 
 def update_committed_marker_cache(
@@ -33,14 +29,6 @@ def update_committed_marker_cache(
     BLOCK: int,
 ) -> None:
     """Leave the cache alone: ``thinking_budget`` below does not read it."""
-
-
-def _last_occurrence(tokens: IntArray, marker: IntArray) -> int:
-    """Return where `marker` begins for the last time in `tokens`, or -1."""
-    if len(tokens) < len(marker):
-        return -1
-    found = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(tokens, len(marker)) == marker).all(axis=1))
-    return int(found[-1]) if len(found) else -1
 
 
 def thinking_budget(
@@ -63,22 +51,7 @@ def thinking_budget(
     END_LEN: int,
 ) -> None:
     """Force the next token of the end marker in rows of `logits` `[L, V]` whose open reasoning is over its budget."""
-    slots = expanded_idx_mapping.numpy()
-    budgets = thinking_token_budget.numpy()[slots]
-    local_pos = expanded_local_pos.numpy()
-    end = reasoning_end_token_ids.numpy()
-    for row in np.flatnonzero(budgets >= 0):
-        first_draft = row - local_pos[row] + 1
-        tokens = np.concatenate(
-            (
-                all_token_ids.numpy()[slots[row], : total_len.numpy()[slots[row]]],
-                input_ids.numpy()[first_draft : row + 1],
-            )
-        )
-        start = _last_occurrence(tokens, reasoning_start_token_ids.numpy())
-        if start < 0 or start <= _last_occurrence(tokens, natural_reasoning_end_token_ids.numpy()):
-            continue
-        if len(tokens) - start - START_LEN < budgets[row]:
-            continue
-        written = [n for n in range(1, min(END_LEN - 1, len(tokens)) + 1) if (tokens[-n:] == end[:n]).all()]
-        logits[int(row), int(end[max(written, default=0)])] = _FORCED_LOGIT
+    markers = reasoning_start_token_ids, natural_reasoning_end_token_ids, reasoning_end_token_ids
+    drafted = naive.drafted_in_chains(expanded_local_pos, input_ids)
+    text = all_token_ids, total_len
+    naive.end_thinking(logits, expanded_idx_mapping, drafted, thinking_token_budget, *text, *markers)

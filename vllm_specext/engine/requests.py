@@ -3,10 +3,10 @@
 The scheduler and the workers decide by the same rule from the request, so they need not tell each other.
 
 Rows of a tree are right wherever the sampler looks at one row at a time: temperature, top-k, top-p, min-p, logit bias,
-allowed tokens, minimum length (by position), seeds, logprobs. Penalties and bad words read the text before a row, for
-which they get the path to its node (``engine/verification/path_text.py``); grammars follow the same paths in the
-scheduler (``engine/scheduler/grammar_walk.py``). Thinking budgets and custom logits processors take all rows before it
-for that text, which holds for a chain only.
+allowed tokens, minimum length (by position), seeds, logprobs. Penalties, bad words and budgets for thinking read the
+text before a row, for which they get the path to its node (``engine/verification/path_text.py``); grammars follow the
+same paths in the scheduler (``engine/scheduler/grammar_walk.py``). Custom logits processors take all rows before it for
+that text, which holds for a chain only, and nothing says for which requests they do.
 """
 
 from enum import IntEnum
@@ -52,8 +52,7 @@ def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Draft
     """The most that may be drafted for a request with ``params``. ``custom_processors``: whether there are any."""
     if params is None or not (params.extra_args or {}).get(SWITCH, True):
         return Drafting.OFF
-    needs_chain = custom_processors or params.thinking_token_budget is not None
-    return Drafting.CHAIN if needs_chain else Drafting.TREE
+    return Drafting.CHAIN if custom_processors else Drafting.TREE
 
 
 def prediction_of(params: SamplingParams | None) -> list[int] | None:

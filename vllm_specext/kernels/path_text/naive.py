@@ -1,4 +1,5 @@
-"""Penalties and bad words in numpy, for rows on a CPU whose drafted text is given: of trees or of chains.
+"""Penalties, bad words and budgets for thinking in numpy, for rows on a CPU whose drafted text is given: of trees or of
+chains.
 
 Shapes: `L` logits rows, `S` request slots, `V` vocabulary, `D` the most drafted tokens before a row. `drafted` `[L, D]`
 has the tokens before each row, the nearest first, and -1 after the last.
@@ -6,6 +7,9 @@ has the tokens before each row, the nearest first, and -1 after the last.
 
 import numpy as np
 from torch import Tensor
+
+FORCED = 1.0e9
+"""vLLM's logit of a token that is forced, above all others."""
 
 
 def drafted_before(slots: Tensor, nodes: Tensor, tokens: Tensor, parents: Tensor, levels: int) -> np.ndarray:
@@ -92,3 +96,37 @@ def ban(
             actual = np.where(before < 0, drafted[of_row, back], actual)
         matches[asked] = expected == actual
     logits.numpy()[row[matches], words[slot[row], end - 1][matches]] = -np.inf
+
+
+def end_thinking(
+    logits: Tensor,
+    slots: Tensor,
+    drafted: np.ndarray,
+    budgets: Tensor,
+    all_token_ids: Tensor,
+    total_lens: Tensor,
+    start: Tensor,
+    natural_end: Tensor,
+    forced_end: Tensor,
+) -> None:
+    """As `path_text.end_thinking` says; the budgets and markers are those of `Thinking`, the text that of `Said`."""
+    slot, end = slots.numpy(), forced_end.numpy()
+    budget = budgets.numpy()[slot]
+    for row in np.flatnonzero(budget >= 0):
+        said = all_token_ids.numpy()[slot[row], : total_lens.numpy()[slot[row]]]
+        text = np.concatenate((said, drafted[row][drafted[row] >= 0][::-1]))
+        begun = _last_place(text, start.numpy())
+        if begun < 0 or begun <= _last_place(text, natural_end.numpy()):
+            continue
+        if len(text) - begun - len(start) < budget[row]:
+            continue
+        written = [n for n in range(1, min(len(end) - 1, len(text)) + 1) if (text[-n:] == end[:n]).all()]
+        logits[int(row), int(end[max(written, default=0)])] = FORCED
+
+
+def _last_place(text: np.ndarray, marker: np.ndarray) -> int:
+    """Where `marker` begins for the last time in `text`, or -1."""
+    if len(text) < len(marker):
+        return -1
+    found = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(text, len(marker)) == marker).all(axis=1))
+    return int(found[-1]) if len(found) else -1

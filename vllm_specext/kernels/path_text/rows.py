@@ -49,6 +49,23 @@ class BadWords(NamedTuple):
     """How many words there are, ``[S]`` int32."""
 
 
+class Thinking(NamedTuple):
+    """Budgets for thinking of ``S`` request slots, as vLLM's ``ThinkingBudgetState`` has them, and three markers."""
+
+    budgets: Tensor
+    """Most tokens between the markers, ``[S]`` int32; -1: no budget."""
+    last_starts: Tensor
+    """The place in the text without drafts where the last marker of a beginning is, ``[S]`` int32; -1: nowhere."""
+    last_ends: Tensor
+    """The same of the last marker of an end."""
+    start: Tensor
+    """The marker of a beginning, ``[..]`` int32."""
+    natural_end: Tensor
+    """That of an end."""
+    forced_end: Tensor
+    """What is written where the budget is used up, token by token."""
+
+
 class Said(NamedTuple):
     """The text of ``S`` request slots, without drafts."""
 
