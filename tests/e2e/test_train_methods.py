@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.e2e.other_target import make_target
 from tests.e2e.trainings import TWO_STAGES, Training
 from tests.engine.workload import DRAFT_VOCABULARY
+from vllm_specext.convert.eagle3 import LAYER_IDS
 from vllm_specext.measure.bundled import MODELS, TARGET
 
 pytestmark = pytest.mark.slow
@@ -77,33 +78,43 @@ def test_an_eagle3_drafter_for_a_new_target_is_trained_beside_it_exported_and_ac
     assert left_features(training) == {"held-out"}
 
 
+def as_others_release(drafter: Path, folder: Path, nested: bool) -> Path:
+    """``drafter`` in the layout of speculators, or in that of SpecForge."""
+    tensors = load_file(drafter / "model.safetensors")
+    config = json.loads((drafter / "config.json").read_text())
+    own = {key: value for key, value in config.items() if not key.startswith(("speculators", "transformer_layer"))}
+    if nested:
+        outer = {key: own.pop(key) for key in ("draft_vocab_size", LAYER_IDS)} | {"norm_before_residual": False}
+        written = outer | {"speculators_model_type": "eagle3", "transformer_layer_config": own}
+    else:
+        tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+        written = own | {"architectures": ["LlamaForCausalLMEagle3"]}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(written))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_eagle3_drafter_with_a_vocabulary_of_its_own_is_trained_and_trained_further(
     processes: int, tmp_path: Path
 ) -> None:
-    """The second training begins with the first one's drafter in the layout in which others release theirs."""
     (tmp_path / "first").mkdir()
     vocabulary = ("--set=draft_vocab_size=280", f"--set=draft_vocab_file={DRAFT_VOCABULARY}", "--set=mlp_size=256")
     options = ("--temperature=0", f"--processes={processes}")
     first = Training(tmp_path / "first", TARGET, *options, *vocabulary, method="eagle3", recipe=TWO_STAGES)
     check_trained(first, "EAGLE-3", "eagle3-tree", TARGET)
+    drafter = first.run_folder / "drafter"
     assert first.read("drafter/config.json")["draft_vocab_size"] == 280
-    released = tmp_path / "released"
-    released.mkdir()
-    tensors = load_file(first.run_folder / "drafter" / "model.safetensors")
-    renamed = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
-    save_file(renamed, released / "model.safetensors")
-    config = first.read("drafter/config.json")
-    own = {key: value for key, value in config.items() if not key.startswith(("speculators", "num_speculative"))}
-    (released / "config.json").write_text(json.dumps(own | {"architectures": ["LlamaForCausalLMEagle3"]}))
+    released = as_others_release(drafter, tmp_path / "released", nested=processes == 2)
     second = Training(tmp_path, TARGET, *options, f"--init={released}", method="eagle3", recipe=TWO_STAGES)
     check_trained(second, "EAGLE-3", "eagle3-tree", TARGET)
-    begins, began = second.log()[0]["token"][0], first.log()[0]["token"][0]
-    assert begins < 0.8 * began
-    assert not torch.equal(
-        load_file(second.run_folder / "drafter/model.safetensors")["lm_head.weight"], tensors["lm_head.weight"]
+    assert second.log()[0]["token"][0] < 0.8 * first.log()[0]["token"][0]
+    heads = (
+        load_file(folder / "model.safetensors")["lm_head.weight"] for folder in (drafter, second.run_folder / "drafter")
     )
+    assert not torch.equal(*heads)
 
 
 @pytest.mark.extended

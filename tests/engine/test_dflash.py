@@ -22,6 +22,10 @@ def plain(engines: Engines) -> Result:
     return engines({})
 
 
+TIGHT = TIGHT_FOR_TREES | {"max_num_batched_tokens": 160}
+"""More requests begin, so that one is preempted here too."""
+
+
 def dflash(nodes: int, top_k: int, **own: Any) -> dict[str, Any]:
     return of_method("dflash-tree", DFLASH, nodes, top_k, **own)
 
@@ -31,8 +35,8 @@ def dflash(nodes: int, top_k: int, **own: Any) -> dict[str, Any]:
     [
         pytest.param(24, 4, {}, False, marks=pytest.mark.extended),
         pytest.param(24, 10, {}, True, marks=pytest.mark.extended),
-        (59, 10, TIGHT_FOR_TREES, False),
-        pytest.param(59, 10, TIGHT_FOR_TREES, True, marks=pytest.mark.extended),
+        (59, 10, TIGHT, False),
+        pytest.param(59, 10, TIGHT, True, marks=pytest.mark.extended),
     ],
     ids=["24-roomy-sync", "24-roomy-async", "59-tight-sync", "59-tight-async"],
 )
@@ -53,7 +57,7 @@ def test_trees_of_dflash_give_the_tokens_of_plain_decoding(
     assert result["sizes"][str(nodes)] > 60
     if llm:
         assert result["counters"]["vllm:num_preemptions"] >= 1
-        assert len(truncated(result, nodes)) >= 3
+        assert len(truncated(result, nodes)) >= 1
 
 
 @pytest.mark.extended

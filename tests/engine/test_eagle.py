@@ -42,7 +42,7 @@ def test_trees_of_eagle3_give_the_tokens_of_plain_decoding(
     assert result["sizes"][str(nodes)] > 60
     if llm:
         assert result["counters"]["vllm:num_preemptions"] >= 3
-        assert len(truncated(result, nodes)) >= 3
+        assert len(truncated(result, nodes)) >= 2
 
 
 @pytest.mark.parametrize(

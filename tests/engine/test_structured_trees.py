@@ -54,6 +54,22 @@ def test_tokens_are_those_of_plain_decoding(engines: Engines, plain: Result, met
     assert differing(result, plain) == []
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("backend", ["guidance", "outlines"])
+def test_with_other_backends_too(engines: Engines, backend: str) -> None:
+    own: dict[str, Any] = {"structured_outputs_config": {"backend": backend}}
+    kinds = [place for place, one in enumerate(ASKED) if backend == "guidance" or has_regex(one)]
+    asked = [ASKED[place] for place in kinds]
+    result = engines(TREES["griffin"] | own, rounds=[asked])
+    assert differing(result, engines(own, rounds=[asked])) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
+
+
+def has_regex(one: dict[str, Any]) -> bool:
+    """What outlines takes of ``KINDS`` with a vocabulary of its own."""
+    return bool(one["sampling"].get("structured_outputs", {}).keys() & {"regex", "choice"})
+
+
 def test_none_of_them_is_drafted_a_chain(engines: Engines) -> None:
     sizes = engines(TREES["griffin"], rounds=[ASKED[: len(KINDS) - 1]])["sizes"]
     assert sizes.keys() == {"24"}

@@ -40,7 +40,7 @@ def test_trees_give_the_tokens_of_plain_decoding(
     assert result["sizes"][str(nodes)] > 60
     if llm:
         assert result["counters"]["vllm:num_preemptions"] >= 3
-        assert len(truncated(result, nodes)) >= 3
+        assert len(truncated(result, nodes)) >= 2
 
 
 def truncated(result: Result, *whole: int) -> set[str]:

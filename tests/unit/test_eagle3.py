@@ -1,5 +1,7 @@
 """EAGLE-3: training passes and simulated chains against drafting step by step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -52,12 +54,22 @@ def draft(drafter: Eagle3Drafter, embeddings: Tensor, hidden_states: Tensor, pos
         attended, past = layer.self_attn(
             layer.fuse(own, embeddings[:, s : s + 1]), torch.tensor([[s]]), torch.ones(1, 1, 1, s + 1).bool(), past
         )
-        output = layer.finish(own + attended)
+        added = layer.hidden_norm(own) if drafter.shape.norm_before_residual else own
+        output = layer.finish(added + attended)
     return drafter.norm(output)[0, 0]
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "norm before residual"])
+def either(request: pytest.FixtureRequest, drafter: Eagle3Drafter) -> Eagle3Drafter:
+    other = Eagle3Drafter(replace(drafter.shape, norm_before_residual=request.param)).requires_grad_(False)
+    other.load_state_dict(drafter.state_dict())
+    other.layer.hidden_norm.weight.mul_(torch.linspace(0.5, 1.5, 32))
+    return other
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_pass_is_a_step_of_drafting_at_every_position(drafter: Eagle3Drafter, steps: int) -> None:
+def test_a_pass_is_a_step_of_drafting_at_every_position(either: Eagle3Drafter, steps: int) -> None:
+    drafter = either
     torch.manual_seed(2)
     embeddings, hidden_states = torch.randn(1, LENGTH, 32), torch.randn(1, LENGTH, 96)
     made = list(training_passes(drafter, embeddings, hidden_states, Layout.of([[LENGTH]]), 3))
@@ -68,7 +80,8 @@ def test_a_pass_is_a_step_of_drafting_at_every_position(drafter: Eagle3Drafter, 
             assert not torch.allclose(made[0][0, position], step, rtol=1e-2)
 
 
-def test_a_simulated_chain_is_drafting_step_by_step(target: LlamaForCausalLM, drafter: Eagle3Drafter) -> None:
+def test_a_simulated_chain_is_drafting_step_by_step(target: LlamaForCausalLM, either: Eagle3Drafter) -> None:
+    drafter = either
     torch.manual_seed(2)
     embedding, head = target.get_input_embeddings().weight, target.lm_head.weight
     ids, states = torch.randint(0, VOCABULARY, (1, LENGTH)), torch.randn(1, LENGTH, 96)

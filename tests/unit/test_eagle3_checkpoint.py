@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.unit.tiny_eagle3 import tiny_eagle3
 from tests.unit.tiny_llama import tiny_llama
+from vllm_specext.convert.eagle3 import LAYER_IDS as LAYERS
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.training.eagle3.checkpoint import LAYERS, read_shape, read_tensors, write_checkpoint
+from vllm_specext.training.eagle3.checkpoint import read_shape, read_tensors, write_checkpoint
 from vllm_specext.training.eagle3.model import Eagle3Drafter
 from vllm_specext.training.eagle3.shape import default_layers, layers_to_read
 
@@ -54,19 +55,23 @@ def test_another_layout_of_the_same_drafter_is_read(drafter: Eagle3Drafter, tmp_
     ("changes", "expected"),
     [
         ({"logit_scale": 0.25}, "logit_scale is 0.25; an EAGLE-3 drafter that is trained here has None or 1"),
-        ({"norm_before_residual": True}, "norm_before_residual is True; an EAGLE-3 drafter that is trained here has"),
-        ({"model_type": "qwen3"}, "model_type is 'qwen3'; an EAGLE-3 drafter that is trained here has 'llama'"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers is 2;"),
-        ({"draft_vocab_size": 60}, "draft_vocab_size is 60, but vocab_size is 50; expected no more"),
-        ({"draft_vocab_size": 0}, "draft_vocab_size is 0"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "lacks tensors layers.0.self_attn.q_norm.weight"),
+        ({"architectures": ["Other"]}, "architectures is .*; expected a list with one of"),
+        ({"num_hidden_layers": 2}, "lacks tensors layers.1.self_attn"),
+        ({"attention_bias": True}, "lacks tensors layers.0.self_attn.q_proj.bias"),
+        ({"draft_vocab_size": 60}, r"draft_vocab_size is 60; expected an integer in 1\.\.50"),
+        ({"draft_vocab_size": 0}, r"draft_vocab_size is 0; expected an integer in 1\.\.50"),
         ({"draft_vocab_size": 20}, "lacks tensors lm_head.weight, d2t"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "eagle_config is .*; .* has there eagle_aux"),
-        ({"eagle_config": {"norm_before_fc": True}}, "eagle_config is .*; .* has there eagle_aux"),
-        ({"eagle_config": [1]}, "eagle_config is"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "eagle_config.use_aux_hidden_state is False"),
+        ({"eagle_config": {"norm_before_fc": True}}, "lacks tensor input_norm.weight"),
+        ({"eagle_config": [1]}, r"eagle_config is \[1\]; expected a JSON object"),
+        ({"norm_output": True}, "norm_output is True; an EAGLE-3 drafter that is trained here has False"),
+        ({"target_hidden_size": 32, "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"intermediate_size": 8}, "has shape .*; expected"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads 3 and head_dim 8; expected heads that share keys evenly"),
+        ({"num_key_value_heads": 3}, "has shape .*; expected"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "has the type 'linear'"),
-        ({LAYERS: [1, 2]}, "expected the numbers of 3 layers"),
+        ({LAYERS: [1, 2]}, "has shape .*; expected"),
+        ({LAYERS: [4, 2, 1]}, "expected ascending numbers of the target's layers"),
     ],
 )
 def test_a_drafter_that_is_another_one_is_refused(
@@ -119,6 +124,27 @@ def test_a_released_drafter_is_read(tmp_path: Path) -> None:
     tensors = read_tensors(tmp_path)
     assert tensors.keys() == drafter.state_dict().keys()
     assert torch.equal(tensors["lm_head.weight"], files["lm_head.weight"])
+
+
+@pytest.mark.parametrize("before_residual", [True, False])
+def test_a_drafter_of_speculators_is_read(before_residual: bool, tmp_path: Path) -> None:
+    shape = replace(
+        tiny_eagle3(tiny_llama(6), own_head=True, tokens=TOKENS).shape, norm_before_residual=before_residual
+    )
+    tensors = tiny_eagle3(tiny_llama(6), own_head=True, tokens=TOKENS).state_dict()
+    write_checkpoint(tmp_path, shape, tensors, torch.bfloat16)
+    assert read_shape(tmp_path, 6) == shape
+    plain = json.loads((tmp_path / "config.json").read_text())
+    layer = {key: plain.pop(key) for key in set(plain) - {"draft_vocab_size", LAYERS, "torch_dtype"}}
+    outer = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "norm_before_residual": before_residual,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(plain | outer | {"transformer_layer_config": layer}))
+    change_tensors(tmp_path, embed_tokens__weight=torch.zeros(50, 32))
+    assert read_shape(tmp_path, 6) == shape
+    assert read_tensors(tmp_path).keys() == tensors.keys()
 
 
 def test_layers_are_vllms_default_wherever_the_target_has_enough() -> None:

@@ -10,6 +10,7 @@ import pytest
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.parser.engine.adapters import ParserEngineReasoningAdapter
+from vllm.reasoning import ReasoningParser
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.outputs import DraftTokenIds
@@ -17,7 +18,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from vllm_specext.engine.scheduler.grammar_walk import DraftedTree
-from vllm_specext.engine.scheduler.grammars import Grammars
+from vllm_specext.engine.scheduler.grammars import FEW, Grammars
 from vllm_specext.engine.scheduler.told_parents import tell_parents
 from vllm_specext.measure.bundled import GRIFFIN_CHAIN, TARGET
 
@@ -198,6 +199,18 @@ class Streaming:
         return THINKS in list(delta)
 
 
+class Scanning(ReasoningParser):
+    """One that reads the whole text for its answer, as those do that inherit it."""
+
+    def __init__(self) -> None:
+        """Without a tokenizer."""
+
+    def is_reasoning_end(self, input_ids: Any) -> bool:
+        return THINKS in list(input_ids)
+
+    extract_content_ids = extract_reasoning = extract_reasoning_streaming = None  # type: ignore[assignment]
+
+
 class Searching(ParserEngineReasoningAdapter):
     """One that is asked where reasoning ends, which may be at the answer's first token."""
 
@@ -218,6 +231,43 @@ class Searching(ParserEngineReasoningAdapter):
             SimpleNamespace(offset=at, implicit=one == CALLS) for at, one in enumerate(ids) if one in (THINKS, CALLS)
         ]
         return ends[0] if ends else None
+
+
+def test_a_parser_that_reads_the_whole_text_is_asked_about_few_paths(
+    manager: StructuredOutputManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "reasoner_cls", Scanning)
+    request, chooser = asked(manager, "one", regex=r"[a-z ]{1,40}"), random.Random(5)
+    assert request.structured_output_request is not None
+    request.structured_output_request.reasoner = Scanning()
+    tree, masks = grown(manager, request, chooser)
+    output, (rows,) = filled(manager, [request], [tree])
+    assert unlike(rows, masks[: 1 + FEW]) == []
+    assert output.num_acceptable_drafts == [FEW]
+    request.structured_output_request.reasoning_ended = True
+    assert filled(manager, [request], [tree])[0].num_acceptable_drafts == [NODES]
+
+
+def test_a_path_that_begins_to_reason_again_does_not_hide_the_end_from_others(
+    manager: StructuredOutputManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Again(Streaming):
+        """The last of both tokens decides."""
+
+        def is_reasoning_end_streaming(self, ids: Any, delta: Any) -> bool:
+            last = [one for one in delta if one in (THINKS, CALLS)][-1:]
+            return last == [THINKS]
+
+    monkeypatch.setattr(manager, "reasoner_cls", Again)
+    request = asked(manager, "one", regex=r"[a-z ]{1,40}")
+    assert request.structured_output_request is not None
+    request.structured_output_request.reasoner = Again()
+    # After node 1, which ends it, node 2 begins again, and node 3 does not.
+    _, (rows,) = filled(manager, [request], [DraftedTree([THINKS, CALLS, 305], [0, 1, 1])])
+    mask = by_vllm(manager, request, [THINKS])
+    assert mask is not None
+    assert np.array_equal(rows[1], mask)
+    assert not np.array_equal(rows[0], mask)
 
 
 @pytest.mark.parametrize("reasoner", [Streaming, Searching])

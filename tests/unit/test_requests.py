@@ -36,6 +36,16 @@ def test_what_vllm_itself_does_with_logits_is_done_on_trees(params: dict[str, An
     assert drafting_of(SamplingParams(**params), custom_processors=False) is Drafting.TREE
 
 
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+@pytest.mark.parametrize("ignores", [False, True])
+def test_a_grammar_of_guidance_that_goes_on_after_its_end_is_drafted_nothing(backend: str, ignores: bool) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"), ignore_eos=ignores)
+    assert params.structured_outputs is not None
+    params.structured_outputs._backend = backend
+    expected = Drafting.OFF if ignores and backend == "guidance" else Drafting.TREE
+    assert drafting_of(params, custom_processors=False) is expected
+
+
 def test_custom_logits_processors_make_every_request_a_chain() -> None:
     assert drafting_of(SamplingParams(), custom_processors=True) is Drafting.CHAIN
 

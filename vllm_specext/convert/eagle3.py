@@ -81,7 +81,7 @@ def read(
     )
     if layer.get("quantization_config") is not None:
         raise ConfigurationError(f"{place}: quantization_config is set; drafters have to be unquantised.")
-    check_checkpoint(source.folder, _shape(place, drafter))
+    check_checkpoint(source.folder, shape_of(place, drafter))
     return drafter
 
 
@@ -113,8 +113,8 @@ def _layer_ids(place: str, ids: Any) -> list[int] | None:
     return ids
 
 
-def _shape(place: str, drafter: Eagle3) -> DrafterShape:
-    """The parameters of vLLM's class with these keys."""
+def shape_of(place: str, drafter: Eagle3) -> DrafterShape:
+    """The parameters of vLLM's class with these keys. Raises ``ConfigurationError``."""
     layer, is_qwen = drafter.layer, drafter.model_type == "qwen3"
     heads = integer(place, layer, "num_attention_heads")
     # transformers' defaults for Llama follow from the other keys, those for Qwen3 do not.

@@ -52,6 +52,9 @@ def drafting_of(params: SamplingParams | None, custom_processors: bool) -> Draft
     """The most that may be drafted for a request with ``params``. ``custom_processors``: whether there are any."""
     if params is None or not (params.extra_args or {}).get(SWITCH, True):
         return Drafting.OFF
+    if params.ignore_eos and params.structured_outputs is not None and params.structured_outputs._backend == "guidance":
+        # vLLM's grammar refuses tokens that come in one step with the one that ends it, and goes on without.
+        return Drafting.OFF
     return Drafting.CHAIN if custom_processors else Drafting.TREE
 
 

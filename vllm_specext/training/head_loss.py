@@ -152,14 +152,17 @@ class _Walk:
         self.head, self.weights, self.alignment, self.scored, self.features = head, weights, alignment, scored, features
         self.drafting = head if own is None else own.weight
         """What makes the drafter's logits."""
-        self.tokens = None if own is None else own.tokens
+        self.tokens: Tensor | None = None
+        """The target's token of each of them, and of each of the target's tokens, whether it is one; where not all
+        are."""
+        self.is_scored = torch.zeros(len(head), dtype=torch.bool, device=head.device)
         self.of_own: Tensor | None = None
         """The gradient of the drafter's own head in each pass, ``[passes, V', d]``."""
-        self.is_scored: Tensor | None = None
         if own is not None:
             self.of_own = torch.zeros(len(features), *own.weight.shape, device=head.device)
-            self.is_scored = torch.zeros(len(head), dtype=torch.bool, device=head.device)
-            self.is_scored[own.tokens] = True
+            if len(own.tokens) < len(head):
+                self.tokens = own.tokens
+                self.is_scored[own.tokens] = True
         self.counted = counted.flatten().bool().clone()
         self.next_ids = alignment.next_ids.flatten()
         self.begins = alignment.positions.flatten() == 0
@@ -187,7 +190,7 @@ class _Walk:
     def _teach(self, at: slice, wanted: Tensor) -> Tensor:
         """The target's probabilities of the tokens that the drafter scores."""
         logits = self.scored.target.of(wanted[at], self.head)
-        if self.tokens is not None and self.is_scored is not None:
+        if self.tokens is not None:
             self.counted[at] &= self.is_scored[logits.argmax(dim=-1)]
             logits = logits[:, self.tokens]
         return logits.softmax(dim=-1)

@@ -7,14 +7,14 @@ that it begins.
 Shapes: ``N`` drafted nodes, ``V`` tokens.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-
-ALL_TOKENS = -1
-"""A word of a mask that allows its 32 tokens."""
+from vllm.parser.engine.adapters import ParserEngineReasoningAdapter
+from vllm.reasoning import ReasoningParser
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,35 @@ class Start(NamedTuple):
     """The depth of the first node that it masks."""
 
 
+class OneText:
+    """The tokens of a request that reasons. vLLM copies them for every path that it is asked about, and puts the path
+    after them; here that is one list, which is cut back."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self._tokens = list(tokens)
+        self._length = len(self._tokens)
+
+    def copy(self) -> list[int]:
+        del self._tokens[self._length :]
+        return self._tokens
+
+
+class Reasoning:
+    """A vLLM ``Request`` with ``OneText``."""
+
+    def __init__(self, request: Any) -> None:
+        self.structured_output_request = request.structured_output_request
+        self.prompt_token_ids = request.prompt_token_ids
+        self.all_token_ids = OneText(request.all_token_ids)
+
+
+def reads_all_text(reasoner: Any) -> bool:
+    """Whether vLLM's ``ReasoningParser`` reads the whole text to say whether reasoning ends in its last tokens."""
+    if isinstance(reasoner, ParserEngineReasoningAdapter) and reasoner.reasoning_end_token_ids:
+        return False  # it is asked where the end is among these tokens
+    return type(reasoner).is_reasoning_end_streaming is ReasoningParser.is_reasoning_end_streaming
+
+
 def starts_of(manager: Any, request: Any, tree: DraftedTree, children: list[list[int]]) -> list[Start]:
     """By node, ``[N + 1]``. ``manager``: vLLM's ``StructuredOutputManager``; ``request``: its ``Request``."""
     nodes = len(children)
@@ -53,6 +82,7 @@ def starts_of(manager: Any, request: Any, tree: DraftedTree, children: list[list
     if root.constraint_start == 0:
         return [root] * nodes
     starts: list[Start | None] = [None] * nodes
+    reasoning = Reasoning(request)
     for leaf in (node for node in range(nodes) if not children[node]):
         path = []
         node = leaf
@@ -60,9 +90,11 @@ def starts_of(manager: Any, request: Any, tree: DraftedTree, children: list[list
             path.append(node)
             node = tree.parents[node - 1]
         if path:
-            start = Start(*manager._get_constraint_bounds(request, [tree.tokens[one - 1] for one in reversed(path)]))
+            start = Start(*manager._get_constraint_bounds(reasoning, [tree.tokens[one - 1] for one in reversed(path)]))
             for one in path:
-                starts[one] = starts[one] or start
+                # A start that counts for a node is on the part that its paths share; one of them may end reasoning and
+                # begin it again later.
+                starts[one] = min(start, starts[one] or start)
     return [root if start is None else start for start in starts]
 
 
@@ -77,8 +109,8 @@ class GrammarWalk:
         self._masks, self._rows = torch.from_numpy(masks), masks
 
     def fill(self, children: list[list[int]], starts: list[Start]) -> None:
-        """Fill the rows of all nodes that can be reached. The others keep allowing every token: no token of theirs is
-        accepted, because their parent's row forbids it."""
+        """Fill the rows of all nodes that the grammar lets come. The others keep allowing every token: the row before
+        them forbids theirs, or plain decoding would fail there too, where a token that ends reasoning is refused."""
         self._go_on(0, 0, children, starts)
 
     def _go_on(self, node: int, depth: int, children: list[list[int]], starts: list[Start]) -> None:
@@ -100,7 +132,8 @@ class GrammarWalk:
         """Advance the grammar with the ``token`` of a child of ``node``, if it may come there. Asking the mask spares
         the lines that grammars log of tokens that they refuse."""
         if is_masked:
-            allowed = int(self._rows[node, token >> 5]) >> (token & 31) & 1
+            word = token >> 5
+            allowed = word < self._rows.shape[1] and int(self._rows[node, word]) >> (token & 31) & 1
         else:
             allowed = bool(self._grammar.validate_tokens([token]))
         return bool(allowed and self._grammar.accept_tokens(self._name, [token]))

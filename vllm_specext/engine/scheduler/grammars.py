@@ -8,8 +8,11 @@ import numpy as np
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.outputs import DraftTokenIds
 
-from vllm_specext.engine.scheduler.grammar_walk import DraftedTree, GrammarWalk, starts_of
+from vllm_specext.engine.scheduler.grammar_walk import DraftedTree, GrammarWalk, reads_all_text, starts_of
 from vllm_specext.engine.scheduler.told_parents import parents_in
+
+FEW = 8
+"""Nodes of trees for requests that reason, where the parser reads the whole text for each path."""
 
 
 class Grammars:
@@ -52,12 +55,20 @@ class Grammars:
             drafted = self._drafted.pop(name, None)
             if drafted is None or not counts[place]:
                 continue
-            tree, request = drafted.first(counts[place]), requests[name]
+            request = requests[name]
+            tree = drafted.first(counts[place] if self._asks_cheaply(request) else min(counts[place], FEW))
             children = tree.children()
             starts = starts_of(self._manager, request, tree, children)
             GrammarWalk(name, request.structured_output_request.grammar, tree, masks).fill(children, starts)
             acceptable[place] = len(tree.tokens)
         return replace(output, num_acceptable_drafts=acceptable)
+
+    def _asks_cheaply(self, request: Any) -> bool:
+        """Whether it takes little to ask where reasoning ends on every path, or it has ended."""
+        if self._manager.enable_in_reasoning or request.structured_output_request.reasoning_ended:
+            return True
+        reasoner = self._manager._get_reasoner(request)
+        return reasoner is None or not reads_all_text(reasoner)
 
 
 def _parts(output: GrammarOutput, counts: list[int], most: int) -> Iterator[np.ndarray]:

@@ -30,6 +30,12 @@ class Layer(nn.Module):
         self.self_attn = Attention(2 * d, shape.heads, shape.kv_heads, shape.head_dim, rotary, out_width=d)
         self.post_attention_layernorm = RMSNorm(d, eps)
         self.mlp = GatedMLP(d, shape.mlp_size)
+        self.norm_before_residual = shape.norm_before_residual
+
+    def residual(self, hidden: Tensor) -> Tensor:
+        """What attention's output is added to."""
+        added: Tensor = self.hidden_norm(hidden) if self.norm_before_residual else hidden
+        return added
 
     def fuse(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
         """What attention reads, ``[B, L, 2 d]``, of both, ``[B, L, d]``."""

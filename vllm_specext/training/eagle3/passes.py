@@ -22,7 +22,7 @@ def training_passes(
     passed = Passes(layer.self_attn, layout)
     first = hidden = model.fc(states)
     for _ in range(count):
-        output = layer.finish(hidden + passed.attend(layer.fuse(hidden, embeddings)))
+        output = layer.finish(layer.residual(hidden) + passed.attend(layer.fuse(hidden, embeddings)))
         yield model.norm(output)
         hidden = later_inputs(first, output, layout)
 
@@ -42,7 +42,7 @@ def simulate_chains(
         return layer.fuse(features, F.embedding(ids, embedding))
 
     def finish(features: Tensor, _: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        output = layer.finish(features + attended)
+        output = layer.finish(layer.residual(features) + attended)
         return model.norm(output), output
 
     return greedy_chains(layer.self_attn, read, finish, scoring, token_ids, model.fc(states), length, tokens)

@@ -30,6 +30,10 @@ class Eagle3Shape:
     """Rows of an output layer of the drafter's own, for so many of the target's tokens or for all; ``None``: it has the
     target's."""
 
+    norm_before_residual: bool = False
+    """Whether the layer adds attention's output to the hidden state after its norm, as most drafters of speculators
+    do."""
+
     @property
     def has_own_vocabulary(self) -> bool:
         return self.draft_vocab_size not in (None, self.vocab_size)

@@ -44,7 +44,8 @@ class Eagle3Method:
         return layers_to_read(target.layers)
 
     def sizes(self, target: TargetModel, recipe: Eagle3Recipe) -> Sizes:
-        drafted_tokens(target, recipe)  # which refuses a file that is not there before anything is made
+        if recipe.draft_vocab_file is not None:
+            drafted_tokens(target, recipe)  # which refuses a wrong file before anything is made
         shape = _shape(target, recipe)
         d, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         return Sizes(
@@ -64,7 +65,7 @@ class Eagle3Method:
         return packs_of(rows, recipe)
 
     def check_new(self, target: TargetModel, *, complete: bool) -> None:
-        """One can be begun for each."""
+        """A new one can be begun for every target."""
 
     def check_init(self, folder: Path, target: TargetModel) -> None:
         shape = read_shape(folder, target.layers)
@@ -108,8 +109,13 @@ class Eagle3Method:
 def drafted_tokens(target: TargetModel, recipe: Eagle3Recipe) -> list[int] | None:
     """The tokens that a new drafter's own output layer scores, ascending; ``None`` where it has none. Raises
     ``ConfigurationError``, which names the file or the recipe's key."""
-    if recipe.draft_vocab_file is None or recipe.draft_vocab_size is None:
+    if recipe.draft_vocab_size is None:
         return None
+    if recipe.draft_vocab_file is None:
+        raise ConfigurationError(
+            f"the recipe's key 'draft_vocab_size' is {recipe.draft_vocab_size}, but draft_vocab_file is null; the file "
+            "says which tokens these are."
+        )
     key = "the recipe's key 'draft_vocab_file'"
     ids = read_file(Path(recipe.draft_vocab_file).expanduser(), target.vocab_size, key)
     if recipe.draft_vocab_size > len(ids):

@@ -26,4 +26,6 @@ class Eagle3Recipe(StagedKeys):
         given = {"draft_vocab_size", "draft_vocab_file"} & self.model_fields_set
         if len(given) == 1:
             raise ValueError(f"the recipe has {given.pop()}; draft_vocab_size and draft_vocab_file belong together")
+        if self.draft_vocab_file is not None and self.draft_vocab_size is None:
+            raise ValueError("the recipe has draft_vocab_file, but draft_vocab_size is null; they belong together")
         return self
