@@ -1,6 +1,7 @@
 """Requests with structured outputs are drafted trees, along which the scheduler follows their grammars, and get the
 tokens of plain decoding; the fault below must break it."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,12 @@ root ::= line line line
 line ::= ("def " | "class ") name "(" (name (", " name)*)? "):" "\\n"
 name ::= [a-z_]{1,9}
 """
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "def ", "schema": RECORD, "end": ":"}],
+    "triggers": ["def "],
+}
+"""Free text, until a word of it begins a record; so vLLM makes calls of tools."""
 KINDS: list[dict[str, Any]] = [
     {"structured_outputs": PLAIN_WORDS},
     {"structured_outputs": {"json": RECORD}},
@@ -26,6 +33,7 @@ KINDS: list[dict[str, Any]] = [
     {"structured_outputs": {"grammar": GRAMMAR}},
     {"structured_outputs": {"regex": r"[a-z ,.\n]{300}"}, "repetition_penalty": 1.2, "logprobs": 2},
     {"structured_outputs": {"json_object": True}},
+    {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
     {},
 ]
 TEMPERATURES = [0.0, 0.7, 1.0]
