@@ -170,7 +170,7 @@ def thinking(asked: Step, seed: int) -> tuple[Thinking, tuple[list[int], list[in
 
 
 def check_thinking(body: Body, asked: Step, seed: int) -> int:
-    """How many rows were forced whose path has more of the text in it than the drafts of others."""
+    """How many rows were forced."""
     of, (start, natural_end, forced_end) = thinking(asked, seed)
     changed, forced = asked.logits.clone(), 0
     body[2](changed, asked.paths, of, asked.said)

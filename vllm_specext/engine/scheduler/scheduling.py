@@ -4,8 +4,9 @@ A request gets no drafts where speculation is off, and a chain where a tree will
 tokens are drafted at a load follows from what is measured (``measured_drafts.py``). Trees that clients have drafted are
 verified whole (``client_room.py``). And a session of streaming input goes on where its last turn ended.
 
-The scheduler only counts. Whatever the drafter writes for a request with a chain, the scheduler gives it rows for the
-first few drafted tokens only, and the worker makes those a chain by the same rule.
+The scheduler only counts, but for grammars, which it follows along the trees (``grammars.py``). Whatever the drafter
+writes for a request with a chain, the scheduler gives it rows for the first few drafted tokens only, and the worker
+makes those a chain by the same rule.
 """
 
 from functools import cache

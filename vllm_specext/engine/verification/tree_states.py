@@ -1,7 +1,7 @@
 """Draft trees between two steps.
 
 They stay on the device, by vLLM's request slot: drafting writes a request's tree, the next step lays it out. vLLM's
-scheduler only ever learns how many tokens were drafted.
+scheduler learns how many tokens were drafted, and their parents only for grammars (``drafting/told_trees.py``).
 Shapes: ``S`` request slots, ``R`` requests of a step, ``V`` of them that verify a draft.
 """
 

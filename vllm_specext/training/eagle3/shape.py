@@ -31,8 +31,8 @@ class Eagle3Shape:
     target's."""
 
     norm_before_residual: bool = False
-    """Whether the layer adds attention's output to the hidden state after its norm, as most drafters of speculators
-    do."""
+    """Whether the layer adds attention's output to the hidden state after its norm, as in drafters of
+    speculators."""
 
     @property
     def has_own_vocabulary(self) -> bool:
