@@ -100,6 +100,11 @@ READ: dict[str, tuple[str, ...]] = {
     "cannot begin the answer. Ours finds the rows either way, and those of nodes that still reason are the root's.": (
         "StructuredOutputManager.grammar_bitmask",
     ),
+    "Copies of output layers that vLLM made for its own drafters give way to what they are copies of, while a drafter "
+    "is given weights. Ours are none of these, and are kept apart by ours.": (
+        "Worker.update_weights",
+        "Worker.finish_weight_update",
+    ),
     "The size of a page is decided after the configuration is checked: trees are refused by the size that it will have "
     "where pages of that size are packed.": ("CpuPlatform.check_and_update_config",),
 }

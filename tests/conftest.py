@@ -71,6 +71,7 @@ PROCESSOR_SECONDS = {
     "tests/engine/test_sessions.py": 55,
     "tests/engine/test_swift.py": 40,
     "tests/engine/test_trees.py": 90,
+    "tests/engine/test_weight_changes.py": 60,
     "tests/engine/test_windows.py": 55,
     "tests/kernels/test_attention_compilation.py": 60,
     "tests/kernels/test_compilation.py": 80,

@@ -41,3 +41,5 @@ class Declaration:
     last_block_stale: bool = False
     """Whether the drafter's keys of the last token in a cached block depend on the token after it. Another request may
     have another token there, so vLLM computes the last block of a cached prefix again."""
+    takes_weights: bool = False
+    """Whether the drafter can be given other weights while the server runs."""

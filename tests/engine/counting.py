@@ -14,6 +14,15 @@ depths: Counter[int] = Counter()
 """Growths by the depth of the deepest node."""
 
 
+VERIFIED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens"
+
+
+def accepted_so_far(llm: Any, before: list[list[float]]) -> list[float]:
+    """Drafts that were verified, and tokens of them that were accepted, beyond those ``before``."""
+    values = {metric.name: metric.value for metric in llm.get_metrics() if metric.name in VERIFIED}
+    return [values.get(name, 0) - sum(one[place] for one in before) for place, name in enumerate(VERIFIED)]
+
+
 def count_greedy_draws(never: bool) -> None:
     """Count the batches that are asked whether one argmax will do, by the answer; ``never``: it is always no."""
     from vllm_specext.engine.verification import greedy

@@ -6,6 +6,7 @@ from typing import Any
 from tests.engine.apart import forget_what_prefixes_add_up_to, prefixes_apart  # noqa: F401
 from tests.engine.attention_faults import *  # noqa: F403
 from tests.engine.float8_weights import float8_beside_float32, float8_best_nodes, float8_every_draft  # noqa: F401
+from tests.engine.kept_faults import *  # noqa: F403
 from tests.engine.quantised import round_attention_otherwise, what_a_checkpoint_quantises_is_quantised  # noqa: F401
 from tests.engine.recurrent_faults import *  # noqa: F403
 from tests.engine.sounds import give_states_of_layers, place_on_three_axes  # noqa: F401
@@ -39,26 +40,6 @@ def overlook_what_changes_logits() -> None:
     import vllm_specext.engine.verification.greedy as greedy
 
     greedy.wants_nothing_else = lambda sampler, slots: not sampler.sampling_states.temperature.np[slots].any()
-
-
-def replay_on_the_recorded_inputs() -> None:
-    """A recorded pass of the target reads what the step handed over that it was recorded at, and nobody compares."""
-    import vllm_specext.engine.verification.recorded_target as recorded_target
-
-    def replay(self: Any, recorded: Any, tensors: Any, inputs: Any) -> Any:
-        recorded.recording.replay()
-        return recorded.result
-
-    recorded_target.RecordedTarget._replay = replay  # type: ignore[method-assign]
-
-
-def keep_the_recorded_result() -> None:
-    """A recorded pass of the target is not replayed at all."""
-    import vllm_specext.engine.verification.recorded_target as recorded_target
-
-    recorded_target.RecordedTarget._replay = (  # type: ignore[method-assign]
-        lambda self, recorded, tensors, inputs: recorded.result
-    )
 
 
 def skip_compaction() -> None:
@@ -170,8 +151,8 @@ def mask_target_to_the_draft_vocabulary() -> None:
     stock, init = LogitsProcessor.forward, draft_head.DraftHead.__init__
     scored: list[Any] = []
 
-    def made(self: Any, head: Any, processor: Any, ids: Any = None) -> None:
-        init(self, head, processor, ids)
+    def made(self: Any, head: Any, processor: Any, ids: Any = None, *args: Any) -> None:
+        init(self, head, processor, ids, *args)
         scored[:] = [] if ids is None else [ids]
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -10,9 +10,10 @@ off), ``sabotage`` (name of a fault in ``faults.py``, for the negative controls)
 the drafter's recorded graphs are for), ``record`` (file for the inputs and outputs of the drafter's forward passes),
 ``ray`` (number of ranks that Ray runs on this machine's cores), ``whole_sampler`` (no batch draws by one argmax) and
 ``every_pass`` (no pass is recorded, and no body is in C++), ``torchvision`` (import a stand-in for it, which does
-nothing), ``measure_memory`` (run the models before there are caches) and ``warm_up`` (as on a GPU, ``warming.py``).
-``OUT``: token ids per request, logprobs where asked, counters, the number of verifications by nodes, and by round how
-often one argmax was enough to draw for a batch, and what was learned from (``counting.py``).
+nothing), ``measure_memory`` (run the models before there are caches), ``warm_up`` (as on a GPU, ``warming.py``) and
+``changes`` (of weights, between rounds, ``weights.py``).
+``OUT``: token ids per request, logprobs where asked, counters, the number of verifications by nodes, what was learned
+from (``counting.py``), and by round for how many batches one argmax was enough, and what was accepted.
 """
 
 import gc
@@ -200,7 +201,7 @@ def model_runner(llm: Any) -> Any:
 
 def replace_in_vllm(spec: dict[str, Any]) -> None:
     sys.path.append(str(Path(__file__).parents[2]))
-    from tests.engine import counting
+    from tests.engine import counting, weights
 
     spare_what_only_long_lives_need()
     compute_as_any_cpu_does(spec)
@@ -216,6 +217,7 @@ def replace_in_vllm(spec: dict[str, Any]) -> None:
         run_every_pass()
     if spec.get("graphs"):
         record_graphs(spec["graphs"])
+    weights.prepare(spec.get("changes", []))
     if spec.get("sabotage"):
         from tests.engine import faults
 
@@ -234,8 +236,8 @@ def main(spec_path: str, out_path: str) -> None:
         ray_workers.start(spec["ray"], spec_path)
     from vllm import LLM
 
-    from tests.engine import sessions, sounds, warming
-    from tests.engine.counting import cache_groups, depths, draws, learned
+    from tests.engine import sessions, sounds, warming, weights
+    from tests.engine.counting import accepted_so_far, cache_groups, depths, draws, learned
     from tests.engine.embeddings import prompt
     from vllm_specext.plugin import register
 
@@ -247,9 +249,9 @@ def main(spec_path: str, out_path: str) -> None:
         record_drafter(spec["llm"]["speculative_config"]["method"], model_runner(llm).speculator, spec["record"])
     if spec.get("warm_up"):
         warming.warm_up(llm)
-    outputs = []
-    draws_by_round = []
-    for requests in spec["rounds"]:
+    outputs, draws_by_round, accepted_by_round = [], [], []
+    for place, requests in enumerate(spec["rounds"]):
+        weights.change_before(place, spec.get("changes", []), llm, model_runner(llm))
         draws.update(argmax=0, sampler=0)
         prompts = [sounds.prompt(one["ids"], one["sounds"]) if "sounds" in one else prompt(one) for one in requests]
         params = [sampling_params(request["sampling"]) for request in requests]
@@ -265,6 +267,7 @@ def main(spec_path: str, out_path: str) -> None:
                 }
             )
         draws_by_round.append(dict(draws))
+        accepted_by_round.append(accepted_so_far(llm, accepted_by_round))
     outputs += sessions.run(llm, spec.get("sessions", []), sampling_params)
     metrics = llm.get_metrics()
     counters = {m.name: m.value for m in metrics if m.name in COUNTERS}
@@ -278,6 +281,7 @@ def main(spec_path: str, out_path: str) -> None:
                 "sizes": sizes,
                 "replays": replays,
                 "draws": draws_by_round,
+                "accepted": accepted_by_round,
                 "learned": learned,
                 "depths": depths,
                 "v2": engine.use_v2_model_runner,

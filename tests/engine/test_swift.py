@@ -47,7 +47,8 @@ def test_swift_gives_the_tokens_of_plain_decoding(
         assert result["counters"]["vllm:num_preemptions"] >= 3
     found = read_found(tmp_path / "set.json")  # as it was when the engine ended
     assert any(step.adopted for step in found.history)
-    assert len(found.history) == result["counters"]["vllm:specext_swift_search_steps"]
+    # The output of the last step may be on its way to the metrics when an asynchronous engine ends.
+    assert len(found.history) - result["counters"]["vllm:specext_swift_search_steps"] in range(1 + asynchronous)
 
 
 @pytest.mark.extended

@@ -237,6 +237,26 @@ def test_a_copy_in_float8_scores_nearly_as_the_layer_does(head: Any, vocabulary:
     assert 0 < (few(features) - expected).norm() < 0.05 * expected.norm()
 
 
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+@pytest.mark.parametrize("vocabulary", [None, IDS])
+def test_rows_that_are_loaded_anew_are_copied_in_place(
+    head: Any, vocabulary: tuple[int, ...] | None, quantization: str | None
+) -> None:
+    target = SimpleNamespace(logits_processor=LogitsProcessor(200))
+    features = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    copied = draft_head(head, target, scoring(vocabulary, quantization))
+    places, older = [weight.data_ptr() for weight in copied.parameters()], copied(features)
+    head.weight.data.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(2)))
+    head.quant_method.process_weights_after_loading(head)  # a CPU's product has a layout of its own
+    whole = vocabulary is None and quantization is None
+    assert torch.equal(copied(features), older) != whole
+    for part in copied.modules():
+        if hasattr(part, "renew"):
+            part.renew()
+    assert torch.equal(copied(features), draft_head(head, target, scoring(vocabulary, quantization))(features))
+    assert [weight.data_ptr() for weight in copied.parameters()] == places
+
+
 def test_places_become_the_targets_ids(head: Any) -> None:
     target = SimpleNamespace(logits_processor=LogitsProcessor(200))
     places = torch.tensor([[5, 0], [2, 4]])
@@ -256,7 +276,7 @@ def test_the_ranks_shares_add_up_to_the_rows(monkeypatch: pytest.MonkeyPatch) ->
         shard = SimpleNamespace(org_vocab_start_index=first, org_vocab_end_index=end, num_org_elements=end - first)
         own = weight[first : first + 64]
         share = SimpleNamespace(weight=own, shard_indices=shard, quant_method=plain, tp_size=4)
-        shares.append(module._rows(share, torch.tensor(IDS))[1])
+        shares.append(module._rows(share, torch.tensor(IDS)))
     assert torch.equal(sum(shares, torch.zeros(len(IDS), 4)), weight[list(IDS)])
 
 

@@ -17,6 +17,7 @@ OURS = {
     ("engine/verification/recorded_target.py", "recorded", "checked"),
     ("methods/foreign_vocab/speculator.py", "text", "cached"),
     ("engine/hooks/runner_parts.py", "speculator", "req_states"),
+    ("engine/hooks/runner_patches.py", "self.speculator", "derived"),
     ("methods/foreign_vocab/slem.py", "active.texts[place]", "cached"),
     ("methods/griffin/speculator.py", "drafter", "draft_head"),
     ("methods/griffin/serving.py", "self.model", "rows"),
@@ -85,6 +86,8 @@ OURS = {
     ("engine/standalone/drafter.py", "compilation", "static_all_moe_layers"),
     ("engine/standalone/drafter.py", "compilation", "traced_files"),
     ("methods/moa/serving.py", "unscaled", "rope_parameters"),
+    # Where a drafter has what is not its own: a stand-in for a while (``engine/hooks/weight_patches.py``).
+    ("engine/drafting/shared_modules.py", "parent", "?"),
     # One request's own values, in functions that are marked, or before vLLM has seen them.
     ("engine/requests.py", "params", "extra_args"),
     ("engine/served_predictions.py", "request", "vllm_xargs"),

@@ -5,6 +5,7 @@ verifies with it: the drafter gets a copy. A draft may be another than with the 
 output.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,9 +33,11 @@ class Float8Head(nn.Module):
     """The rows ``[V, d]`` of an output layer that this rank has, as ``LogitsProcessor`` multiplies by them: in float8,
     with a scale for each, and for each row of features."""
 
-    def __init__(self, head: Any) -> None:
-        """``head``: a ``ParallelLMHead``, which stays as it is. Raises ``ConfigurationError`` where it is quantised."""
+    def __init__(self, head: Any, source: Callable[[], Any] | None = None) -> None:
+        """``head``: a ``ParallelLMHead``, which stays as it is; ``source`` gives it once more, where it is the target's
+        or made of it. Raises ``ConfigurationError`` where it is quantised."""
         super().__init__()
+        self.source = source
         if not isinstance(head.quant_method, UnquantizedEmbeddingMethod | UnquantizedLinearMethod):
             raise ConfigurationError(
                 "speculative-config key 'draft_lm_head_quantization' is 'fp8', but the output layer is quantised "
@@ -57,6 +60,17 @@ class Float8Head(nn.Module):
         self.tp_size = head.tp_size
         kernel.process_weights_after_loading(self)
         self.quant_method = _Product(kernel)
+
+    def renew(self) -> None:
+        """Copy the weights once more, which are others by now; in place."""
+        if self.source is not None:
+            for own, new in zip(self.parameters(), Float8Head(self.source()).parameters(), strict=True):
+                own.copy_(new)
+
+
+def is_own_copy(module: nn.Module) -> bool:
+    """Whether it is made of a layer that is not the target's and is no longer there."""
+    return isinstance(module, Float8Head) and module.source is None
 
 
 class _Product:

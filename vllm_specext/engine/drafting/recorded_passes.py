@@ -73,6 +73,11 @@ class RecordedPasses:
         recording.replay(without)
         return result
 
+    def forget(self) -> None:
+        """Record every pass anew when it is next run."""
+        self._recordings.clear()
+        self._bytes = 0
+
     @torch.inference_mode()
     def _record(self, key: Key) -> Any:
         recording = self._being_recorded = Recording()

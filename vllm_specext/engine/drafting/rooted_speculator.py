@@ -11,7 +11,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 
-from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
+from vllm_specext.engine.drafting.graphs import draft_graphs
 from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
@@ -36,7 +36,6 @@ class RootedSpeculator(StepSpeculator):
         self.root_ids = torch.zeros(requests, dtype=torch.int64, device=device)
         """The last sampled tokens, ``[R]``."""
         self.grower = TreeGrower(self.grow, inputs, self.sizes, self.max_model_len)
-        self.draft_graphs: Graphs | None = None
 
     def keep_rows(self, step: Step) -> None:
         """Take in all rows of the step, accepted ones first. The others are taken in too, for nobody to read: how many

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_specext.engine.drafting.calibrated import CalibratedTrees
+from vllm_specext.engine.drafting.loaded_speculator import LoadedSpeculator
 from vllm_specext.engine.drafting.predictions import Predictions
 from vllm_specext.engine.drafting.roots import Roots
 from vllm_specext.engine.drafting.step import Drafts, Step
@@ -18,7 +18,7 @@ from vllm_specext.engine.drafting.tree_draft import TreeDraft, hand_over, hand_o
 from vllm_specext.engine.verification.tree_steps import TreeSteps
 
 
-class StepSpeculator(DraftModelSpeculator):
+class StepSpeculator(LoadedSpeculator):
     """A speculator that gives the ``draft`` of a ``Step``."""
 
     req_states: Any = None
@@ -45,6 +45,7 @@ class StepSpeculator(DraftModelSpeculator):
     def begin_step(self, depth: int | None) -> None:
         """``depth``: levels of the trees to draft after it, ``None`` for as many as they can have. ``propose`` has no
         argument for it."""
+        self.derived.renew()
         self._depth = depth
 
     def draft(self, step: Step) -> Drafts:

@@ -18,7 +18,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.drafting.cache_groups import drafters_groups, wrap_own_layers
 from vllm_specext.engine.drafting.chain_graphs import schedule_of_chains
-from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
+from vllm_specext.engine.drafting.graphs import draft_graphs
 from vllm_specext.engine.drafting.growth import Features, FirstLevel, LevelByLevel
 from vllm_specext.engine.drafting.hidden_states import ChainSpeculator, HiddenStateDrafter
 from vllm_specext.engine.drafting.latent_rows import seen_by
@@ -63,7 +63,6 @@ class TreeSpeculator(ChainSpeculator):
         self.passes: NodePasses[Features] = NodePasses(self._run, self.max_model_len)
         self.by_level = LevelByLevel(self._start, self.passes, self._best, self.roots, self.root_slots)
         self.grower = TreeGrower(self.grow, inputs, sizes, self.max_model_len)
-        self.draft_graphs: Graphs | None = None
         self.only_reads = False
         """True while vLLM's drafting runs for a step that drafts nothing: ``sample_draft`` then leaves out the LM head.
         vLLM's hook has no argument for it."""

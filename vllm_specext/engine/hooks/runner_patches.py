@@ -8,6 +8,7 @@ from vllm_specext.engine.changes.wrapping import wrap
 from vllm_specext.engine.graph_ladders import use_ladders
 from vllm_specext.engine.graph_sizes import capture_all_sizes
 from vllm_specext.engine.hooks.warm_up_patches import wrap_warm_up
+from vllm_specext.engine.hooks.weight_patches import note_loading, wrap_weight_changes
 
 
 def wrap_runner() -> None:
@@ -17,6 +18,7 @@ def wrap_runner() -> None:
     capture_all_sizes()
     use_ladders()
     wrap_warm_up()
+    wrap_weight_changes()
     wrap(GPUModelRunner, "load_model", _load_model)
     wrap(GPUModelRunner, "execute_model", _execute_model)
     wrap(GPUModelRunner, "gather_batch_req_state", _gather_batch_req_state)
@@ -51,6 +53,8 @@ def _load_model(original: Callable) -> Callable:
         if is_ours(config) and reads_aux_states(config):
             self.use_aux_hidden_state_outputs = True
         original(self, *args, **kwargs)
+        if is_ours(config):
+            note_loading(self)
 
     return load_model
 
@@ -214,8 +218,9 @@ def _initialize_kv_cache(original: Callable) -> Callable:
             forget_caches()
         original(self, kv_cache_config, is_profiling, *args, **kwargs)
         if is_ours(self.vllm_config.speculative_config) and not is_profiling:
-            if records_passes(self.vllm_config):
-                record_target(self.model, self.vllm_config)
+            recorded = record_target(self.model, self.vllm_config) if records_passes(self.vllm_config) else None
+            if recorded is not None:
+                self.speculator.derived.add("the target's passes", recorded.forget)
             warm_up(self)
             log_start(self)
 

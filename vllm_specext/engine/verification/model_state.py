@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
 from vllm_specext.engine.verification.attention import wrap_target_layers
+from vllm_specext.engine.verification.kept_state import with_kept_memory
 from vllm_specext.engine.verification.latent_chains import LatentRows, latent_layers, with_latent_chains
 from vllm_specext.engine.verification.latent_layers import wrap_latent_layers
 from vllm_specext.engine.verification.latent_steps import divide_by_drafts, verifying
@@ -32,15 +33,13 @@ def with_our_verification(base: Any, config: Any) -> type[ModelState]:
     drawn with probabilities of their own are verified by vLLM's rule."""
     base = with_one_state(noting_requests(base))
     if config.tree is not None:
-        return _for_trees(base)
-    return _for_chains(
-        with_latent_chains(with_recurrent_chains(base)),
-        DrawnDraftVerifier if config.options.samples_drafts else TargetOnlyVerifier,
-    )
+        return with_kept_memory(_for_trees(base))
+    verifier = DrawnDraftVerifier if config.options.samples_drafts else TargetOnlyVerifier
+    return with_kept_memory(_for_chains(with_latent_chains(with_recurrent_chains(base)), verifier))
 
 
 @cache
-def _for_chains(base: Any, verifier: type[ScoringVerifier]) -> type[ModelState]:
+def _for_chains(base: Any, verifier: type[ScoringVerifier]) -> Any:
     class ChainModelState(base):
         def custom_sampler(self, sampler: Sampler) -> tuple[Any, Any]:
             return sampler, verifier(sampler, self.vllm_config.speculative_config, self.device)
@@ -49,7 +48,7 @@ def _for_chains(base: Any, verifier: type[ScoringVerifier]) -> type[ModelState]:
 
 
 @cache
-def _for_trees(base: Any) -> type[ModelState]:
+def _for_trees(base: Any) -> Any:
     class TreeModelState(base):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)

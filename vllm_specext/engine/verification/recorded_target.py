@@ -103,6 +103,11 @@ class RecordedTarget:
         self._recorded[key] = Recorded(recording, tensors, result)
         return result
 
+    def forget(self) -> None:
+        """Record every pass anew. Its products hold weights in a layout of their own, of which others were loaded."""
+        self._recorded.clear()
+        self._bytes = 0
+
     @property
     def forward(self) -> Callable[..., Any]:
         """The model's own."""
@@ -156,11 +161,12 @@ def _fields(values: Any) -> Iterator[tuple[str, Any]]:
     until="vLLM has something like CUDA graphs on a CPU",
     kind="set",
 )
-def record_target(model: nn.Module, vllm_config: VllmConfig) -> None:
+def record_target(model: nn.Module, vllm_config: VllmConfig) -> RecordedTarget | None:
     """Have the passes of the target ``model``, whose caches are there, be recorded if they can be: all of its state is
-    in the keys and values of attention, which a pass may write twice."""
+    in the keys and values of attention, which a pass may write twice. ``None`` where they cannot."""
     layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
     if vllm_config.lora_config is not None or any(type(layer) is not Attention for layer in layers.values()):
-        return
+        return None
     forward = model.forward.forward if isinstance(model.forward, RecordedTarget) else model.forward
-    model.forward = RecordedTarget(forward)
+    model.forward = recorded = RecordedTarget(forward)
+    return recorded

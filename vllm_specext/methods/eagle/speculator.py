@@ -32,7 +32,9 @@ class EagleDrafter(HiddenStateDrafter):
     def load(self, target_model: Any, vllm_config: VllmConfig) -> nn.Module:
         drafter: Any = super().load(target_model, vllm_config)
         if has_head_in_float8(vllm_config.speculative_config.options):
-            drafter.lm_head = Float8Head(drafter.lm_head)
+            head = drafter.lm_head
+            is_targets = any(module is head for module in target_model.modules())
+            drafter.lm_head = Float8Head(head, (lambda: head) if is_targets else None)
         return drafter
 
 

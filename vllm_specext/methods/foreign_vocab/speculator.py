@@ -21,7 +21,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
-from vllm_specext.engine.drafting.graphs import Graphs, draft_graphs
+from vllm_specext.engine.drafting.graphs import draft_graphs
 from vllm_specext.engine.drafting.new_tokens import new_tokens
 from vllm_specext.engine.drafting.recorded_passes import RecordedPasses
 from vllm_specext.engine.drafting.speculator import StepSpeculator
@@ -52,7 +52,6 @@ class ForeignSpeculator(StepSpeculator):
         self.target_vocab_size: int = vllm_config.model_config.get_vocab_size()
         self.pairing = read_pairing(vllm_config.model_config, self.draft_model_config)
         self.texts: dict[int, Text] = {}
-        self.draft_graphs: Graphs | None = None
         self.can_be_captured = True
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="specext-text")
         self.make_buffers()

@@ -28,7 +28,12 @@ class TliSpeculator(SamplingSpeculator):
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> nn.Module:
         model = super().load_draft_model(target_model, target_attn_layer_names)
         self.head = self._pruned_head(model)
+        self.derived.add("rows of the drafter's head", self._renew_head)
         return model
+
+    def _renew_head(self) -> None:
+        if self.head is not None and (pruned := self._pruned_head(self.model)) is not None:
+            self.head.copy_(pruned)
 
     def _pruned_head(self, model: Any) -> Tensor | None:
         """The rows of the drafter's head that are needed, where it is a plain matrix in one piece."""

@@ -71,7 +71,6 @@ class SwiftSpeculator(StepSpeculator):
         self.roots = Roots.buffers(requests, device)
         self.chains = Chains.buffers(requests, levels, device)
         self.passes: NodePasses[Tensor] = NodePasses(self._run, self.max_model_len)
-        self.draft_graphs: Graphs | None = None
         self.idle_steps = 0
         """Steps since the last that verified a draft."""
 
