@@ -53,10 +53,10 @@ def load_what_is_shared() -> None:
 
 def keep_nothing() -> None:
     """Nothing lies in memory that a sleep keeps."""
-    from vllm_specext.engine.drafting import speculator
+    from vllm_specext.engine.drafting import loaded_speculator
     from vllm_specext.engine.verification import kept_state
 
-    speculator.kept_memory = kept_state.kept_memory = lambda vllm_config: nullcontext()
+    loaded_speculator.kept_memory = kept_state.kept_memory = lambda vllm_config: nullcontext()
 
 
 def keep_the_drafter_alone() -> None:

@@ -158,8 +158,9 @@ def test_a_sleep_keeps_the_drafter_and_what_verification_has(
     assert rate(result) == pytest.approx(rate(result, 0), rel=0.1)
 
 
-def test_a_drafter_that_a_sleep_does_not_keep_is_noticed(engines: Engines, models: Models) -> None:
+@pytest.mark.parametrize("sabotage", ["keep_nothing", pytest.param("keep_the_drafter_alone", marks=extended)])
+def test_what_a_sleep_does_not_keep_is_noticed(engines: Engines, models: Models, sabotage: str) -> None:
     llm = {"model": str(models.target)} | tree(24, 4)
     change = {"before": 1, "of": "target", "how": "sleep", "model": str(models.target), "loses": True}
-    faulty = engines(llm, rounds=[ASKED, ASKED], changes=[change], sabotage="keep_nothing")
-    assert rate(faulty) < 0.1 * rate(faulty, 0)
+    faulty = engines(llm, rounds=[ASKED, ASKED], changes=[change], sabotage=sabotage)
+    assert (rate(faulty) < 0.1 * rate(faulty, 0)) == (sabotage == "keep_nothing")

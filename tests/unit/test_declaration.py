@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from vllm.config import ModelConfig
 
 from vllm_specext.declaration import Keeps
 from vllm_specext.errors import ConfigurationError
@@ -49,6 +50,17 @@ def test_griffins_stale_block_can_be_kept() -> None:
 def test_only_what_lies_in_vllms_cache_can_be_stale_there() -> None:
     stale = [method.declares.keeps for method in METHODS.values() if method.declares.last_block_stale]
     assert set(stale) == {Keeps.BESIDE_THE_TARGETS}
+
+
+@pytest.mark.parametrize("is_moe", [False, True])
+def test_independent_engines_choose_for_themselves_how_much_to_draft(
+    is_moe: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelConfig, "is_moe", property(lambda self: is_moe))
+    chain = GRIFFIN_TREE | {"tree_top_k": 1, "num_speculative_tokens": 4, "adaptive_drafts": True}
+    chain.pop("num_speculative_tokens_per_batch_size", None)
+    assert configuration(chain).speculative_config.adapts
+    assert configuration(chain, data_parallel_size=2).speculative_config.adapts != is_moe
 
 
 @pytest.mark.parametrize("is_moe", [False, True])

@@ -217,12 +217,9 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     fields, overrides = dict(prepared.fields), prepared.overrides
     if method.architecture is not None:
         overrides = {"architectures": [method.architecture], **overrides}
-    # Where several engines work in step, none of them decides alone.
-    adapts = (
-        options.adaptive_drafts
-        and options.num_speculative_tokens_per_batch_size is None
-        and parallel.data_parallel_size == 1
-    )
+    # Engines that share experts work in step, and none of them decides alone.
+    in_step = parallel.data_parallel_size > 1 and bool(model.is_moe)
+    adapts = options.adaptive_drafts and options.num_speculative_tokens_per_batch_size is None and not in_step
     most = options.num_speculative_tokens
     if adapts:
         fields["num_speculative_tokens_per_batch_size"] = largest_schedule(most)
