@@ -189,6 +189,7 @@ METHODS: dict[str, Method] = {
                 keeps=Keeps.BESIDE_THE_TARGETS,
                 bears=WITHOUT_CONNECTOR,
                 last_block_stale=True,
+                takes_weights=True,
             ),
             preparation="vllm_specext.methods.mtp.prepare:prepare",
             speculator="vllm_specext.methods.mtp.speculator:mtp",

@@ -12,6 +12,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.engine.conftest import ROUND, Engines, Result, cut, eagle3, moa, of_method, small, tree
+from tests.engine.latent import FAMILIES, LAYERS, LLM, make_target
+from tests.engine.test_latent import latent_trees
 from tests.engine.test_lossless import differing
 from tests.engine.weights import BACKEND, changed
 from tests.engine.workload import DFLASH, TARGET
@@ -118,6 +120,20 @@ def test_another_drafter_drafts_what_it_would_have_from_the_start(
     fresh = engines(llm | {"speculative_config": drafting}, rounds=[ASKED, ASKED])
     assert rate(result) < 0.6 * rate(result, 0)
     assert rate(result) == pytest.approx(rate(fresh), rel=0.1)
+
+
+@extended
+@pytest.mark.parametrize("at_once", [1, 1000])
+def test_another_module_of_the_target_does(engines: Engines, tmp_path: Path, at_once: int) -> None:
+    target = engines.made("deepseek", lambda folder: make_target(folder, "deepseek"))
+    llm = latent_trees((target, FAMILIES["deepseek"][1]))
+    tensors = load_file(target / "model.safetensors")
+    module = {name: tensor for name, tensor in tensors.items() if name.startswith(f"model.layers.{LAYERS}.")}
+    save_file({name: tensor.flip(0).contiguous() for name, tensor in module.items()}, tmp_path / "model.safetensors")
+    change = {"before": 1, "of": "drafter", "how": "trainer", "model": str(tmp_path), "at_once": at_once}
+    result = engines(FROM_A_TRAINER | llm, rounds=[ASKED, ASKED], changes=[change])
+    assert differing(result, engines(LLM | {"model": str(target)}, rounds=[ASKED, ASKED])) == []
+    assert rate(result) < 0.3 * rate(result, 0)
 
 
 def worse_drafter(engines: Engines, way: str, llm: dict[str, Any]) -> Path:

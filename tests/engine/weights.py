@@ -37,6 +37,7 @@ def register_transfer() -> None:
     """vLLM's weight transfer, with files in place of a connection to a trainer."""
     from vllm.distributed.weight_transfer.base import WeightTransferEngine
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     class Files(WeightTransferEngine):
@@ -50,7 +51,8 @@ def register_transfer() -> None:
 
         def receive_weights(self, update_info: Any) -> None:
             tensors = load_file(update_info.file)
-            self.model.load_weights([(name, tensors[name]) for name in update_info.names])
+            with disable_mtp_completeness_check():  # as vLLM's own
+                self.model.load_weights([(name, tensors[name]) for name in update_info.names])
 
         def finish_weight_update(self) -> None:
             finalize_layerwise_reload(self.model, self.model_config)

@@ -40,11 +40,17 @@ class LoadedSpeculator(DraftModelSpeculator):
     def prepare_for_weights(self) -> None:
         """Have the drafter's model ready for weights of a trainer's, until what it shares with the target is put back.
         Raises ``ConfigurationError`` where that has not been tried."""
-        config, copied = self.speculative_config, any(map(is_own_copy, self.model.modules()))
-        if not config.declared.takes_weights or copied:
-            beside = " with an output layer of its own in float8" if copied else ""
+        if (what := self.that_takes_no_weights()) is not None:
             raise ConfigurationError(
-                f"start_draft_weight_update was asked for, but a drafter of method {config.method!r}{beside} cannot be "
-                "given weights while the server runs; start it anew with the new drafter."
+                f"start_draft_weight_update was asked for, but a drafter {what} cannot be given weights while the "
+                "server runs; start it anew with the new drafter."
             )
         self.shared.take_out()
+
+    def that_takes_no_weights(self) -> str | None:
+        """What the drafter is, where that keeps it from being given weights."""
+        config = self.speculative_config
+        if not config.declared.takes_weights:
+            return f"of method {config.method!r}"
+        copied = any(is_own_copy(module) for module in self.model.modules())
+        return "with an output layer of its own in float8" if copied else None

@@ -63,6 +63,10 @@ class AssistantSpeculator(RootedSpeculator, Gemma4Speculator):
         wrap_own_layers(self.vllm_config, target_attn_layer_names, self.sizes.largest.depth)
         return drafter
 
+    def that_takes_no_weights(self) -> str | None:
+        """vLLM makes its output layer of the embedding in its file, in whose place the target's is by then."""
+        return "that is an assistant"
+
     def set_attn(self, *args: Any) -> None:
         super().set_attn(*args)
         self.passes.groups = drafters_groups(self, self.draft_attn_layer_names)
