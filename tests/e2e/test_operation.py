@@ -41,6 +41,7 @@ ALWAYS = {
     "CUDA graphs of drafts": "none",
 }
 TWICE: dict[str, dict[str, Any]] = {
+    "adaptive": {"method": "griffin", "model": GRIFFIN_TREE["model"], "keep_step_costs": False},
     "chain": GRIFFIN_CHAIN,
     "tree": GRIFFIN_TREE,
     "dflash": DFLASH_TREE,

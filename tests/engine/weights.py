@@ -18,7 +18,7 @@ BACKEND = "files"
 
 
 def changed(source: Path, folder: Path, noise: float, seed: int = 1, **config: Any) -> None:
-    """A model like that in ``source``, each weight off by ``noise`` of its own, or all of its own where that is 0."""
+    """A model like that in ``source``, each weight off by that share of its own, ``noise``."""
     shutil.copytree(source, folder, dirs_exist_ok=True)
     settings = json.loads((folder / "config.json").read_text()) | config
     (folder / "config.json").write_text(json.dumps(settings))

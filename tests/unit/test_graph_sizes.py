@@ -57,15 +57,13 @@ def test_the_state_of_a_target_with_trees_lowers_the_mode() -> None:
     )
 
     class Base:
-        def __init__(self) -> None:
-            self.vllm_config: Any = SimpleNamespace(
-                speculative_config=tree, compilation_config=SimpleNamespace(static_forward_context={})
-            )
-            self.vllm_config.compilation_config = config
+        def __init__(self, vllm_config: Any) -> None:
+            self.vllm_config = vllm_config
             self.model_config = SimpleNamespace(logits_processors=None)
             self.max_num_reqs, self.max_model_len, self.device = 2, 512, torch.device("cpu")
 
-    with_our_verification(Base, tree)()
+    given: Any = SimpleNamespace(speculative_config=tree, compilation_config=config)
+    with_our_verification(Base, tree)(given)  # type: ignore[call-arg, arg-type]
     assert config.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE
 
 

@@ -1,21 +1,27 @@
 """Who is told of weights that are loaded while the server runs, and what lies in memory that a sleep keeps."""
 
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_specext.engine import kept_memory as memory
 from vllm_specext.engine.drafting.derived_weights import DerivedWeights
+from vllm_specext.engine.drafting.draft_head import DraftHead
 from vllm_specext.engine.drafting.float8_head import Float8Head
-from vllm_specext.engine.drafting.shared_modules import Discarding, SharedModules
+from vllm_specext.engine.drafting.recorded_passes import RecordedPasses
+from vllm_specext.engine.drafting.shared_modules import SharedModules
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.hooks import weight_patches as patches
 from vllm_specext.engine.verification.kept_state import with_kept_memory
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.mtp.assistant import AssistantSpeculator
 from vllm_specext.registry import METHODS
 
 
@@ -37,11 +43,20 @@ class Speculator(StepSpeculator):
     init_cudagraph_manager = capture = load_draft_model
 
 
+class Drafter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+
+    def load_weights(self, weights: Any) -> None:
+        self.loaded += [name for name, _ in weights]
+
+
 def speculator(method: str = "griffin", drafter: nn.Module | None = None) -> Any:
     made: Any = Speculator.__new__(Speculator)
     made.derived = DerivedWeights(VllmConfig())
     made.target = Target()
-    made.model = drafter or nn.Module()
+    made.model = drafter or Drafter()
     made.model.embed_tokens, made.model.own = made.target.embed_tokens, nn.Linear(2, 2)
     made.shared = SharedModules(made.model, made.target)
     made.speculative_config = SimpleNamespace(method=method, declared=METHODS[method].declares)
@@ -76,6 +91,45 @@ def test_what_was_made_of_weights_is_made_anew_once_however_many_are_loaded() ->
     assert found == [1]
 
 
+def test_weights_that_were_loaded_in_part_are_noticed() -> None:
+    own = worker()
+    found = renewals(own.model_runner.speculator)
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no such tensor")
+
+    own.model_runner.model.load_weights = fail
+    patches.note_loading(own.model_runner)
+    for load in (own.model_runner.model.load_weights, patches._reload_weights(fail)):
+        with pytest.raises(RuntimeError, match="no such tensor"):
+            load(own.model_runner)
+        own.model_runner.speculator.begin_step(None)
+    assert found == [1, 1]
+
+
+def test_copies_of_output_layers_are_found_in_a_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, drafter, found = speculator(), Drafter(), []
+    for name in ("draft_head", "other_head"):
+        setattr(drafter, name, DraftHead(nn.Linear(2, 4), None, renew=partial(found.append, name)))
+    monkeypatch.setattr(DraftModelSpeculator, "load_model", lambda self, target: setattr(self, "model", drafter))
+    made.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_cumem_allocator=False))
+    made.load_model(Target())
+    made.derived.weights_changed()
+    made.begin_step(None)
+    assert found == ["draft_head", "other_head"]
+
+
+def test_recorded_passes_are_recorded_anew() -> None:
+    made = speculator()
+    made.draft_graphs = RecordedPasses(4)
+    made.draft_graphs.capture_passes({(1, "pass"): lambda: torch.zeros(3) + 1})
+    made.draft_graphs.replay(1, "pass")
+    assert made.draft_graphs.has(1, "pass")
+    made._forget_recordings()
+    assert not made.draft_graphs.has(1, "pass")
+    assert made.draft_graphs.replay(1, "pass").tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("wrap", "of"),
     [
@@ -103,13 +157,16 @@ def test_what_a_drafter_shares_is_out_of_reach_while_it_is_given_weights() -> No
     own = worker()
     model, embedding = own.model_runner.speculator.model, own.model_runner.model.embed_tokens
     patches._start_draft_weight_update(lambda self: None)(own)
-    assert isinstance(model.embed_tokens, Discarding)
-    assert model.embed_tokens.load_weights([("weight", None)]) == {"weight"}
-    assert isinstance(model.own, nn.Linear)
+    assert list(model.parameters()) == list(model.own.parameters())
+    names = ("embed_tokens.weight", "model.layers.3.embed_tokens.weight", "own.weight", "embed_tokens_2.weight")
+    model.load_weights((name, None) for name in names)
+    assert model.loaded == list(names[2:])
     patches._update_weights(lambda self, info: None)(own, {})
-    assert isinstance(model.embed_tokens, Discarding)
+    assert model.embed_tokens is not embedding
     patches._finish_weight_update(lambda self: None)(own)
     assert model.embed_tokens is embedding
+    model.load_weights((name, None) for name in names)
+    assert model.loaded[2:] == list(names)
 
 
 @pytest.mark.parametrize("step", ["start", "update", "finish"])
@@ -141,7 +198,7 @@ def test_a_second_update_that_vllm_refuses_leaves_the_first_as_it_is() -> None:
     patches._start_draft_weight_update(lambda self: None)(own)
     with pytest.raises(RuntimeError, match="already active"):
         patches._start_draft_weight_update(refuse)(own)
-    assert isinstance(own.model_runner.speculator.model.embed_tokens, Discarding)
+    assert own.model_runner.speculator.model.embed_tokens is not own.model_runner.model.embed_tokens
 
 
 def test_methods_whose_drafters_take_no_weights_say_so() -> None:
@@ -150,10 +207,19 @@ def test_methods_whose_drafters_take_no_weights_say_so() -> None:
     for name in METHODS.keys() - taking:
         with pytest.raises(ConfigurationError, match=f"a drafter of method '{name}' cannot be given weights while"):
             patches._start_draft_weight_update(lambda self: None)(worker(name))
+    supported = patches._supports_draft_weight_updates(lambda self: True)
+    assert {name for name in METHODS if supported(worker(name))} == taking
+    assert not patches._supports_draft_weight_updates(lambda self: False)(worker("griffin"))
+
+
+def test_gemmas_assistants_take_none() -> None:
+    made: Any = AssistantSpeculator.__new__(AssistantSpeculator)
+    with pytest.raises(ConfigurationError, match="a drafter that is an assistant cannot be given weights while the"):
+        made.prepare_for_weights()
 
 
 def test_a_copy_in_float8_of_the_drafters_own_layer_takes_none() -> None:
-    drafter, copied = nn.Module(), Float8Head.__new__(Float8Head)
+    drafter, copied = Drafter(), Float8Head.__new__(Float8Head)
     nn.Module.__init__(copied)
     copied.source = None
     drafter.lm_head = copied

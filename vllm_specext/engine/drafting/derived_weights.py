@@ -29,7 +29,7 @@ class DerivedWeights:
     def renew(self) -> None:
         """Make anew what is older than the weights."""
         if self._are_old:
-            self._are_old = False
             with set_current_vllm_config(self._vllm_config):
                 for renew in self._renew.values():
                     renew()
+            self._are_old = False

@@ -13,6 +13,7 @@ def wrap_weight_changes() -> None:
     from vllm.v1.worker.gpu_worker import Worker
 
     wrap(GPUModelRunner, "reload_weights", _reload_weights)
+    wrap(Worker, "supports_draft_weight_updates", _supports_draft_weight_updates)
     wrap(Worker, "start_draft_weight_update", _start_draft_weight_update)
     wrap(Worker, "update_weights", _update_weights)
     wrap(Worker, "finish_weight_update", _finish_weight_update)
@@ -46,8 +47,10 @@ def _put_back(runner: Any) -> None:
 )
 def _reload_weights(original: Callable) -> Callable:
     def reload_weights(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        _note(self)
+        try:
+            original(self, *args, **kwargs)
+        finally:  # a part may have been loaded
+            _note(self)
 
     return reload_weights
 
@@ -67,11 +70,29 @@ def note_loading(runner: Any) -> None:
 
     @wraps(original)
     def load_weights(*args: Any, **kwargs: Any) -> Any:
-        loaded = original(*args, **kwargs)
-        _note(runner)
-        return loaded
+        try:
+            return original(*args, **kwargs)
+        finally:  # a part may have been loaded
+            _note(runner)
 
     runner.model.load_weights = load_weights
+
+
+@replaces(
+    "vllm.v1.worker.gpu_worker.Worker.supports_draft_weight_updates",
+    name="whether a drafter takes weights",
+    why="vLLM tells a trainer that it may give weights to any drafter that has a model",
+    how="wrapped: not where ours refuses them",
+    upstream="none known",
+    until="vLLM asks the speculator",
+    signature="self",
+)
+def _supports_draft_weight_updates(original: Callable) -> Callable:
+    def supports_draft_weight_updates(self: Any) -> bool:
+        speculator = _speculator(self.model_runner)
+        return bool(original(self)) and (speculator is None or speculator.that_takes_no_weights() is None)
+
+    return supports_draft_weight_updates
 
 
 @replaces(

@@ -64,7 +64,8 @@ class AssistantSpeculator(RootedSpeculator, Gemma4Speculator):
         return drafter
 
     def that_takes_no_weights(self) -> str | None:
-        """vLLM makes its output layer of the embedding in its file, in whose place the target's is by then."""
+        """vLLM makes its output layer of the embedding in its file. Afterwards the target's stands in that one's place,
+        so that another file's would be left out."""
         return "that is an assistant"
 
     def set_attn(self, *args: Any) -> None:
