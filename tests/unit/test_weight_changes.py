@@ -255,5 +255,7 @@ def test_what_verification_has_lies_in_memory_that_a_sleep_keeps(sleeps: bool, m
 
     state = with_kept_memory(Base)(config, None)
     assert state.custom_sampler("vLLM's") == ("vLLM's", "vLLM's")
-    assert state.tags == [memory.TAG if sleeps else None] * 2
+    assert state.tags == ["runtime" if sleeps else None] * 2
     assert allocator.tag is None
+    with memory.cache_memory(config):
+        assert allocator.tag == ("kv_cache" if sleeps else None)

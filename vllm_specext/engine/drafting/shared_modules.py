@@ -20,7 +20,7 @@ class SharedModules:
         """Of ``drafter``: modules of the ``target``, and copies of output layers."""
         self.are_out = False
         """Whether the drafter is being given weights."""
-        self._drafter = (drafter,)
+        self._drafter = drafter
         targets = {id(module) for module in target.modules()}
         self._places = [
             (parent, name, child)
@@ -35,7 +35,7 @@ class SharedModules:
         """Have the drafter take no weights for them, and vLLM leave them alone."""
         self.are_out = True
         self._put([nn.Module() for _ in self._places])
-        self._load_all = leave_out(self._drafter[0], self._names)
+        self._load_all = leave_out(self._drafter, self._names)
 
     def put_back(self) -> None:
         """Nothing happens where they are not out."""

@@ -7,6 +7,7 @@ the cache once vLLM has chosen its layout.
 """
 
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -78,8 +79,8 @@ class StandaloneCache:
         self._reserved: Tensor | None = torch.empty(pages * self.page_bytes, dtype=torch.int8, device=device)
         self._bytes = pages * self.page_bytes
 
-    def initialize(self, layout: str | None) -> None:
-        """Give the layers their pages in vLLM's ``layout``; what was there is lost."""
+    def initialize(self, layout: str | None, memory: AbstractContextManager) -> None:
+        """Give the layers their pages in vLLM's ``layout``, allocated in ``memory``; what was there is lost."""
         self._reserved = None
         self.config.cache_config.kv_cache_layout = layout
         self.kv_cache_config = get_kv_cache_config_from_groups(self.config, self._groups, self._bytes)
@@ -90,6 +91,7 @@ class StandaloneCache:
             self.device,
             kernel_sizes,
             self.config,
+            memory,
             attn_groups=[group for groups in self.attn_groups for group in groups],
         )
         self.tables = BlockTables(

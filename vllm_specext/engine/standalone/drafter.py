@@ -4,6 +4,7 @@ vLLM's runner knows nothing of its layers. They are registered in a context of t
 comes from here.
 """
 
+from contextlib import AbstractContextManager
 from copy import copy
 from typing import Any
 
@@ -98,9 +99,9 @@ class StandaloneDrafter:
         """Widths of the passes that read short texts."""
         self._causal_bits: dict[int, Tensor] = {}
 
-    def initialize_cache(self, layout: str | None) -> None:
-        """Give the layers their pages in vLLM's ``layout``; what was there is lost."""
-        self.cache.initialize(layout)
+    def initialize_cache(self, layout: str | None, memory: AbstractContextManager) -> None:
+        """Give the layers their pages in vLLM's ``layout``, allocated in ``memory``; what was there is lost."""
+        self.cache.initialize(layout, memory)
         self.passes.groups = [self.cache.group]
 
     def rehearse(self, rows: int) -> None:

@@ -27,6 +27,7 @@ from vllm_specext.engine.drafting.recorded_passes import RecordedPasses
 from vllm_specext.engine.drafting.speculator import StepSpeculator
 from vllm_specext.engine.drafting.step import Drafts, Step
 from vllm_specext.engine.graph_sizes import few_sizes
+from vllm_specext.engine.kept_memory import cache_memory
 from vllm_specext.engine.requests import Drafting
 from vllm_specext.engine.standalone.captured_passes import SINGLE, PassKind
 from vllm_specext.engine.standalone.drafter import StandaloneDrafter
@@ -87,7 +88,7 @@ class ForeignSpeculator(StepSpeculator):
         return self.drafter.model
 
     def set_attn(self, model_state: Any, kv_cache_config: Any, *args: Any) -> None:
-        self.drafter.initialize_cache(self.vllm_config.cache_config.kv_cache_layout)
+        self.drafter.initialize_cache(self.vllm_config.cache_config.kv_cache_layout, cache_memory(self.vllm_config))
         self.texts.clear()
         self.model_state = model_state
         model_state.tell(self._begin)
