@@ -25,11 +25,10 @@ class DerivedWeights:
         """Take note that weights were loaded. More may follow before the next step."""
         self._are_old = True
 
-    @torch.inference_mode()
     def renew(self) -> None:
-        """Make anew what is older than the weights."""
+        """Make anew what is older than the weights. Called in every step, which nearly always finds nothing to do."""
         if self._are_old:
-            with set_current_vllm_config(self._vllm_config):
+            with torch.inference_mode(), set_current_vllm_config(self._vllm_config):
                 for renew in self._renew.values():
                     renew()
             self._are_old = False
