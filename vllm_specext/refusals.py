@@ -26,6 +26,8 @@ class Launch:
     """The data type of the KV cache, with the checkpoint's choice in place of "auto"."""
     drafts_trees: bool
     """Whether the method drafts trees, with the keys that were given."""
+    moves_layers: bool = False
+    """Whether the launch has a KV connector that moves keys and values layer by layer, within a pass."""
     batch_invariant: bool = False
     """Whether vLLM was asked for results that do not depend on the batch (``VLLM_BATCH_INVARIANT``)."""
 
@@ -84,6 +86,11 @@ def is_other_hybrid(model: Any) -> bool:
 def is_quantised(kv_cache_dtype: str) -> bool:
     """Whether keys and values lie in the cache as other numbers than the model computes."""
     return kv_cache_dtype not in ("auto", "bfloat16", "float16")
+
+
+def has_connector(arguments: Any) -> bool:
+    """Whether a launch with these engine arguments has a KV connector, which loads and saves pages of the cache."""
+    return arguments.kv_transfer_config is not None or arguments.kv_offloading_size is not None
 
 
 def _adapts_lm_head(modules: list[str] | None) -> bool:
@@ -193,8 +200,20 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "kv_connector",
         "--kv-transfer-config or --kv-offloading-size (KV connector)",
-        lambda launch: (launch.arguments.kv_transfer_config or launch.arguments.kv_offloading_size) is not None,
-        "connectors do not know the drafter's keys and values",
+        lambda launch: has_connector(launch.arguments),
+    ),
+    Feature(
+        "layerwise_connector",
+        "a KV connector that works layer by layer (LMCache with use_layerwise)",
+        lambda launch: launch.moves_layers,
+        "it counts on one pass through a layer in a step, and a drafter makes several",
+        bearable=False,
+    ),
+    Feature(
+        "hybrid_connector",
+        "a KV connector with a hybrid target",
+        lambda launch: bool(launch.model.is_hybrid) and has_connector(launch.arguments),
+        "recurrent states that were loaded have not been tried",
         bearable=False,
     ),
     Feature(

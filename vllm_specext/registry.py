@@ -51,7 +51,7 @@ class Method:
         check_declaration(self.name, self.declares)
 
 
-COMMON = frozenset({"tensor_parallel", "data_parallel", "multimodal", "prompt_embeds"})
+COMMON = frozenset({"tensor_parallel", "data_parallel", "multimodal", "prompt_embeds", "kv_connector"})
 OVER_HIDDEN_STATES = COMMON | {
     "skip_tokenizer_init",
     "lora",

@@ -117,9 +117,15 @@ LAUNCHES: dict[str, dict[str, tuple[dict[str, Any], list[str]]]] = {
         "sharded sampling": ({"enable_batch_sharded_sampling": True}, ["--enable-batch-sharded-sampling"]),
         "adapters of every module": ({"enable_lora": True}, ["--enable-lora", "--lora-target-modules", "lm_head"]),
         "pipeline parallel": ({"pipeline_parallel_size": 2}, ["--pipeline-parallel-size", "griffin"]),
-        "KV connector": (
-            {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
-            ["KV connector"],
+        "layers one by one": (
+            {
+                "kv_transfer_config": {
+                    "kv_connector": "LMCacheConnectorV1",
+                    "kv_role": "kv_both",
+                    "kv_connector_extra_config": {"use_layerwise": True},
+                }
+            },
+            ["KV connector", "layer by layer"],
         ),
         "a draft longer than a step": ({"max_num_batched_tokens": 4}, ["--max-num-batched-tokens", "at most 3"]),
         "a draft longer than a sequence": ({"max_model_len": 5}, ["--max-model-len", "at most 3"]),

@@ -5,6 +5,11 @@ from typing import Any
 
 from tests.engine.apart import forget_what_prefixes_add_up_to, prefixes_apart  # noqa: F401
 from tests.engine.attention_faults import *  # noqa: F403
+from tests.engine.connectors import (  # noqa: F401
+    load_nothing_of_the_drafter,
+    load_other_numbers,
+    show_the_connector_every_pass,
+)
 from tests.engine.float8_weights import float8_beside_float32, float8_best_nodes, float8_every_draft  # noqa: F401
 from tests.engine.kept_faults import *  # noqa: F403
 from tests.engine.quantised import round_attention_otherwise, what_a_checkpoint_quantises_is_quantised  # noqa: F401

@@ -4,14 +4,13 @@
 
 ``SPEC``: ``llm`` (keyword arguments of ``vllm.LLM``), ``rounds`` (lists of ``{"ids": [...], "sampling": {...}}``, with
 the folder of a LoRA adapter as ``"lora"``, what is to be embeddings as ``"embeds"``, see ``embeddings.py``, and sounds
-as ``"sounds"``, see ``sounds.py``, where wanted; one ``generate`` call each), ``sessions`` (of streaming input, see
-``sessions.py``), ``keep_async`` (leave asynchronous scheduling as vLLM decided it, which its CPU platform then switches
-off), ``sabotage`` (name of a fault in ``faults.py``, for the negative controls), ``graphs`` (numbers of requests that
-the drafter's recorded graphs are for), ``record`` (file for the inputs and outputs of the drafter's forward passes),
-``ray`` (number of ranks that Ray runs on this machine's cores), ``whole_sampler`` (no batch draws by one argmax) and
-``every_pass`` (no pass is recorded, and no body is in C++), ``torchvision`` (import a stand-in for it, which does
-nothing), ``measure_memory`` (run the models before there are caches), ``warm_up`` (as on a GPU, ``warming.py``) and
-``changes`` (of weights, between rounds, ``weights.py``).
+as ``"sounds"``, see ``sounds.py``, one ``generate`` call each), ``sessions`` (``sessions.py``), ``keep_async`` (leave
+asynchronous scheduling as vLLM decided it, which its CPU platform then switches off), ``sabotage`` (name of a fault in
+``faults.py``), ``graphs`` (numbers of requests that the drafter's recorded graphs are for), ``record`` (file for the
+inputs and outputs of the drafter's forward passes), ``ray`` (number of ranks that Ray runs on this machine's cores),
+``whole_sampler`` (no batch draws by one argmax) and ``every_pass`` (no pass is recorded, and no body is in C++),
+``torchvision`` (import a stand-in), ``measure_memory`` (run the models before there are caches), ``warm_up`` (as on a
+GPU, ``warming.py``) and ``changes`` (of weights, between rounds, ``weights.py``).
 ``OUT``: token ids per request, logprobs where asked, counters, the number of verifications by nodes, what was learned
 from (``counting.py``), and by round for how many batches one argmax was enough, and what was accepted.
 """
@@ -33,6 +32,7 @@ COUNTERS = (
     "vllm:spec_decode_num_accepted_tokens",
     "vllm:num_preemptions",
     "vllm:prefix_cache_hits",
+    "vllm:external_prefix_cache_hits",
     "vllm:specext_swift_acceptance",
     "vllm:specext_swift_search_steps",
 )

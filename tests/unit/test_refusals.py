@@ -61,10 +61,12 @@ def launch(**changes: Any) -> Launch:
         SimpleNamespace(**parallel),
         kv_cache_dtype=changes.get("kv_cache_dtype", "auto"),
         drafts_trees=changes.get("drafts_trees", True),
+        moves_layers=changes.get("moves_layers", False),
         batch_invariant=changes.get("batch_invariant", False),
     )
 
 
+GATED_DELTA_RULE: dict[str, Any] = {"is_hybrid": True, "architectures": ["Qwen3NextForCausalLM"]}
 UNSUPPORTED = [
     ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
     ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size"),
@@ -75,8 +77,8 @@ UNSUPPORTED = [
     ({"enable_lora": True}, "--enable-lora"),
     ({"enable_lora": True, "lora_target_modules": ["q_proj", "lm_head"]}, "--lora-target-modules"),
     ({"enable_lora": True, "lora_target_modules": ["language_model.lm_head"]}, "lm_head"),
-    ({"kv_transfer_config": object()}, "--kv-transfer-config"),
-    ({"kv_offloading_size": 4.0}, "--kv-offloading-size"),
+    ({"moves_layers": True}, "layer by layer"),
+    (GATED_DELTA_RULE | {"kv_offloading_size": 4.0}, "hybrid"),
     ({"is_hybrid": True}, "hybrid"),
     ({"is_attention_free": True}, "attention-free"),
     ({"is_encoder_decoder": True}, "encoder-decoder"),
@@ -94,7 +96,6 @@ BUT_LATENT: list[tuple[dict[str, Any], str]] = [
     ({"is_moe": True, "data_parallel_size": 2}, "mixture-of-experts"),
 ]
 IN_THE_TARGET = [({"use_mla": True}, "MLA"), *BUT_LATENT]
-GATED_DELTA_RULE: dict[str, Any] = {"is_hybrid": True, "architectures": ["Qwen3NextForCausalLM"]}
 CONNECTOR: list[tuple[dict[str, Any], str]] = [({"ec_transfer_config": object()}, "--ec-transfer-config")]
 ON_ONE_AXIS: list[tuple[dict[str, Any], str]] = [({"uses_mrope": True}, "M-RoPE")]
 FOREIGN: list[tuple[dict[str, Any], str]] = [({"skip_tokenizer_init": True}, "--skip-tokenizer-init")]
@@ -241,6 +242,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "lora_lm_head": {"enable_lora": True},
     "lora": {"enable_lora": True, "lora_target_modules": ["q_proj"]},
     "kv_connector": {"kv_transfer_config": object()},
+    "layerwise_connector": {"moves_layers": True},
+    "hybrid_connector": GATED_DELTA_RULE | {"kv_transfer_config": object()},
     "ec_connector": {"ec_transfer_config": object()},
     "recurrent": {"is_hybrid": True},
     "gated_delta_rule": GATED_DELTA_RULE,

@@ -12,6 +12,7 @@ import vllm.envs as envs
 from pydantic import ValidationError
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.utils import config
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
@@ -20,6 +21,7 @@ from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.drafter_paths import refuse_misread
 from vllm_specext.engine import float8
 from vllm_specext.engine.changes.guard import require_supported_vllm
+from vllm_specext.engine.kv_connector import moves_layers, prefills_only
 from vllm_specext.engine.registrations import register_drafter_formats, register_serving_models
 from vllm_specext.engine.shared_pages import refuse_unshared_pages
 from vllm_specext.errors import ConfigurationError
@@ -31,6 +33,8 @@ from vllm_specext.options.foreign import ForeignOptions
 from vllm_specext.refusals import Launch, refuse
 from vllm_specext.registry import RUNNABLE, load
 from vllm_specext.tree.budget import MANY, TreeShape, fixed_schedule, largest_schedule
+
+logger = init_logger(f"vllm.{__name__}")
 
 
 @config
@@ -199,7 +203,13 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     options = parse(method.options, raw)
     kv_cache_dtype = resolve_kv_cache_dtype_string(arguments.kv_cache_dtype, model)
     launch = Launch(
-        arguments, model, parallel, kv_cache_dtype, options.tree is not None, batch_invariant=envs.VLLM_BATCH_INVARIANT
+        arguments,
+        model,
+        parallel,
+        kv_cache_dtype,
+        drafts_trees=options.tree is not None,
+        moves_layers=moves_layers(arguments),
+        batch_invariant=envs.VLLM_BATCH_INVARIANT,
     )
     refuse(method.name, method.declares, launch)
     if options.predicted is not None:
@@ -219,9 +229,14 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
         overrides = {"architectures": [method.architecture], **overrides}
     # Engines that share experts work in step, and none of them decides alone.
     in_step = parallel.data_parallel_size > 1 and bool(model.is_moe)
-    adapts = options.adaptive_drafts and options.num_speculative_tokens_per_batch_size is None and not in_step
+    by_load = options.num_speculative_tokens_per_batch_size
+    prefills = prefills_only(arguments) and by_load is None
+    adapts = options.adaptive_drafts and by_load is None and not in_step and not prefills
     most = options.num_speculative_tokens
-    if adapts:
+    if prefills:
+        fields["num_speculative_tokens_per_batch_size"] = [[1, MANY, 0]]
+        logger.info("This instance reads prompts for others (kv_role 'kv_producer'), and drafts nothing.")
+    elif adapts:
         fields["num_speculative_tokens_per_batch_size"] = largest_schedule(most)
     elif options.tree is not None:
         schedule = fixed_schedule(most, current_platform.device_type)

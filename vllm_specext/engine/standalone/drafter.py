@@ -22,6 +22,7 @@ from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes, in_order
 from vllm_specext.engine.drafting.run_model import run_model
+from vllm_specext.engine.kv_connector import passes_unseen
 from vllm_specext.engine.standalone.cache import StandaloneCache, TextRows
 from vllm_specext.engine.standalone.captured_passes import SINGLE, CapturedPasses, PassKind
 from vllm_specext.engine.verification.attention import wrap_draft_layers
@@ -61,6 +62,7 @@ def standalone_config(vllm_config: VllmConfig) -> VllmConfig:
         speculative_config=None,
         quant_config=None,
         lora_config=None,
+        kv_transfer_config=None,
     )
 
 
@@ -86,6 +88,7 @@ def _load(config: VllmConfig) -> nn.Module:
 class StandaloneDrafter:
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         self.config, self.device = standalone_config(vllm_config), device
+        self._unseen = passes_unseen(vllm_config)
         with set_model_tag("draft_model"):
             self.model = _load(self.config)
         current_platform.update_block_size_for_backend(self.config)
@@ -185,9 +188,11 @@ class StandaloneDrafter:
 
     def _run(self, ids: Tensor, rows: TextRows) -> Tensor:
         metadata, mappings = self.cache.attention(rows)
-        return run_model(self.model, self.config, ids, rows.positions, metadata, mappings)
+        with self._unseen():
+            return run_model(self.model, self.config, ids, rows.positions, metadata, mappings)
 
     def _over_nodes(
         self, nodes: Nodes, metadata: dict[str, Any] | None, slot_mappings: dict[str, Tensor] | None
     ) -> Tensor:
-        return run_model(self.model, self.config, nodes.ids, nodes.positions, metadata, slot_mappings)
+        with self._unseen():
+            return run_model(self.model, self.config, nodes.ids, nodes.positions, metadata, slot_mappings)
