@@ -93,9 +93,13 @@ def has_connector(arguments: Any) -> bool:
     return arguments.kv_transfer_config is not None or arguments.kv_offloading_size is not None
 
 
-def _adapts_lm_head(modules: list[str] | None) -> bool:
-    """Whether adapters of ``modules`` may reach the target's output layer. Without a list they reach every module."""
-    return modules is None or any(module.rpartition(".")[2] == "lm_head" for module in modules)
+UNADAPTED = ("lm_head", "embed_tokens")
+"""Modules of a target that no LoRA adapter may have (``engine/hooks/lora_patches.py``)."""
+
+
+def _adapts_embeddings(modules: list[str] | None) -> bool:
+    """Whether ``modules``, for which the user wants adapters, name the target's output layer or embedding."""
+    return any(module.rpartition(".")[2] in UNADAPTED for module in modules or ())
 
 
 def _for_readers_of_the_target(reason: str) -> dict[Reads, str]:
@@ -185,10 +189,11 @@ FEATURES: tuple[Feature, ...] = (
         bearable=False,
     ),
     Feature(
-        "lora_lm_head",
-        "--enable-lora unless --lora-target-modules names modules other than lm_head",
-        lambda launch: bool(launch.arguments.enable_lora) and _adapts_lm_head(launch.arguments.lora_target_modules),
-        "vLLM's runner V2 applies an adapter of lm_head to one row of logits per request, and verification needs more",
+        "lora_embeddings",
+        "--lora-target-modules with lm_head or embed_tokens",
+        lambda launch: bool(launch.arguments.enable_lora) and _adapts_embeddings(launch.arguments.lora_target_modules),
+        "vLLM's runner V2 adapts one row of logits per request where verification has many, and drafters share the "
+        "embedding",
         bearable=False,
     ),
     Feature(

@@ -115,7 +115,10 @@ KEYS: dict[str, dict[str, tuple[dict[str, Any], list[str]]]] = {
 LAUNCHES: dict[str, dict[str, tuple[dict[str, Any], list[str]]]] = {
     "griffin": {
         "sharded sampling": ({"enable_batch_sharded_sampling": True}, ["--enable-batch-sharded-sampling"]),
-        "adapters of every module": ({"enable_lora": True}, ["--enable-lora", "--lora-target-modules", "lm_head"]),
+        "adapters of the output layer": (
+            {"enable_lora": True, "lora_target_modules": ["q_proj", "lm_head"]},
+            ["--lora-target-modules", "lm_head"],
+        ),
         "pipeline parallel": ({"pipeline_parallel_size": 2}, ["--pipeline-parallel-size", "griffin"]),
         "layers one by one": (
             {
@@ -131,7 +134,10 @@ LAUNCHES: dict[str, dict[str, tuple[dict[str, Any], list[str]]]] = {
         "a draft longer than a sequence": ({"max_model_len": 5}, ["--max-model-len", "at most 3"]),
     },
     "moa": {
-        "adapters of every module": ({"enable_lora": True}, ["--enable-lora", "--lora-target-modules", "lm_head"]),
+        "adapters of the output layer": (
+            {"enable_lora": True, "lora_target_modules": ["q_proj", "lm_head"]},
+            ["--lora-target-modules", "lm_head"],
+        ),
         "quantised keys and values": ({"kv_cache_dtype": "fp8"}, ["'moa'", "--kv-cache-dtype", "quantised"]),
     },
 }

@@ -67,7 +67,7 @@ def test_drafts_after_loaded_pages_give_the_tokens_of_plain_decoding(
 ) -> None:
     result = engines(offloading() | WAYS[way], rounds=rounds, keep_async=True)
     assert differing(result, plain) == []
-    assert result["counters"][FOUND] > 600
+    assert result["counters"][FOUND] > 300
     computed = engines(WAYS[way] | {"enable_prefix_caching": False}, rounds=rounds, keep_async=True)
     assert rate(result) == pytest.approx(rate(computed), rel=0.05)
 

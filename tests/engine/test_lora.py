@@ -25,7 +25,9 @@ Engines = Callable[..., Result]
 RANK = 8
 MODULES = ["q_proj", "v_proj"]
 # On a CPU vLLM gives requests without an adapter the last of the adapters' places, so that one has to stay empty.
-LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": RANK, "max_loras": 2, "lora_target_modules": MODULES}
+LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": RANK, "max_loras": 2}
+NAMED: dict[str, Any] = LORA | {"lora_target_modules": MODULES}
+"""For plain decoding: where adapters may have the output layer, vLLM fails at log probabilities of prompts on a CPU."""
 TREE = CHAIN | {
     "num_speculative_tokens": 24,
     "tree_top_k": 4,
@@ -46,20 +48,28 @@ def differing(one: Result, other: Result) -> set[int]:
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random adapter of the target's queries and values in PEFT's format, strong enough to change what it says."""
-    made = tmp_path_factory.mktemp("adapter")
+    return make_adapter(tmp_path_factory.mktemp("adapter"), {})
+
+
+def make_adapter(made: Path, others: dict[str, tuple[int, int]]) -> Path:
+    """One in ``made``, also of ``others``: widths of what goes in and of what comes out, by the module's name."""
     config = json.loads((TARGET / "config.json").read_text())
     width, head = config["hidden_size"], config["head_dim"]
     outputs = {"q_proj": config["num_attention_heads"] * head, "v_proj": config["num_key_value_heads"] * head}
+    sizes = {
+        f"model.layers.{layer}.self_attn.{module}": (width, size)
+        for layer in range(config["num_hidden_layers"])
+        for module, size in outputs.items()
+    }
     noise = torch.Generator().manual_seed(0)
     tensors = {}
-    for layer in range(config["num_hidden_layers"]):
-        for module, size in outputs.items():
-            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
-            tensors[f"{name}.lora_A.weight"] = torch.randn(RANK, width, generator=noise) / width**0.5
-            tensors[f"{name}.lora_B.weight"] = torch.randn(size, RANK, generator=noise) / RANK**0.5 / 4
+    for module, (taken, given) in (sizes | others).items():
+        name = f"base_model.model.{module}"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(RANK, taken, generator=noise) / taken**0.5
+        tensors[f"{name}.lora_B.weight"] = torch.randn(given, RANK, generator=noise) / RANK**0.5 / 4
     save_file(tensors, made / "adapter_model.safetensors")
     keys = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "bias": "none"}
-    (made / "adapter_config.json").write_text(json.dumps(keys | {"target_modules": MODULES}))
+    (made / "adapter_config.json").write_text(json.dumps(keys | {"target_modules": [*MODULES, *others]}))
     return made
 
 
@@ -81,7 +91,7 @@ def every_other(adapter: Path) -> list[list[dict[str, Any]]]:
 def test_trees_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(
     engines: Engines, adapter: Path, own: dict[str, Any]
 ) -> None:
-    plain = engines(LORA, rounds=every_other(adapter))
+    plain = engines(NAMED, rounds=every_other(adapter))
     trees = engines(LORA | {"speculative_config": TREE | own}, rounds=every_other(adapter))
     assert plain["v2"]
     assert trees["v2"]
@@ -100,16 +110,28 @@ def test_made_drafters_draft_for_an_adapted_target(
     """MiMo's target has the same layers, to which the adapter fits."""
     for made in (dspark(folder, 24, 4), p_eagle_tree(tmp_path / "drafter"), pard_tree(tmp_path / "pard")):
         result = engines(LORA | made, rounds=every_other(adapter))
-        assert differing(result, engines(LORA, rounds=every_other(adapter))) == set()
+        assert differing(result, engines(NAMED, rounds=every_other(adapter))) == set()
         assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 10
     result = engines(LORA | mtp(mimo), rounds=every_other(adapter))
-    assert differing(result, engines(LORA | {"model": str(mimo)}, rounds=every_other(adapter))) == set()
+    assert differing(result, engines(NAMED | {"model": str(mimo)}, rounds=every_other(adapter))) == set()
     assert result["sizes"]["24"] > 60
+
+
+def test_modules_may_be_named(engines: Engines, adapter: Path) -> None:
+    result = engines(NAMED | {"speculative_config": TREE}, rounds=every_other(adapter))
+    assert differing(result, engines(NAMED, rounds=every_other(adapter))) == set()
+
+
+def test_an_adapter_of_the_output_layer_is_refused(engines: Engines, tmp_path: Path) -> None:
+    config = json.loads((TARGET / "config.json").read_text())
+    asked = every_other(make_adapter(tmp_path, {"lm_head": (config["hidden_size"], config["vocab_size"])}))
+    with pytest.raises(AssertionError, match=r"received .*lm_head"):
+        engines(LORA | {"speculative_config": TREE}, rounds=asked)
 
 
 def test_predictions_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(engines: Engines, adapter: Path) -> None:
     (asked,) = every_other(adapter)
-    plain = engines(LORA, rounds=[asked])
+    plain = engines(NAMED, rounds=[asked])
     result = engines(LORA | GIVEN, rounds=[predicting(asked, plain["outputs"])])
     assert differing(result, plain) == set()
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 150
@@ -117,6 +139,6 @@ def test_predictions_with_an_adapter_give_the_tokens_of_plain_decoding_with_it(e
 
 def test_the_adapter_changes_its_own_requests_and_no_others(engines: Engines, adapter: Path) -> None:
     """Otherwise the test above would compare the target with itself."""
-    changed = differing(engines(LORA, rounds=every_other(adapter)), engines(LORA, rounds=[ASKED]))
+    changed = differing(engines(NAMED, rounds=every_other(adapter)), engines(NAMED, rounds=[ASKED]))
     assert len(changed) >= 8
     assert all(index % 2 for index in changed)

@@ -7,6 +7,7 @@ from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
 from vllm_specext.engine.graph_ladders import use_ladders
 from vllm_specext.engine.graph_sizes import capture_all_sizes
+from vllm_specext.engine.hooks.lora_patches import wrap_adapters
 from vllm_specext.engine.hooks.warm_up_patches import wrap_warm_up
 from vllm_specext.engine.hooks.weight_patches import note_loading, wrap_weight_changes
 
@@ -17,6 +18,7 @@ def wrap_runner() -> None:
 
     capture_all_sizes()
     use_ladders()
+    wrap_adapters()
     wrap_warm_up()
     wrap_weight_changes()
     wrap(GPUModelRunner, "load_model", _load_model)
