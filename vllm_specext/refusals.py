@@ -88,9 +88,24 @@ def is_quantised(kv_cache_dtype: str) -> bool:
     return kv_cache_dtype not in ("auto", "bfloat16", "float16")
 
 
-def has_connector(arguments: Any) -> bool:
-    """Whether a launch with these engine arguments has a KV connector, which loads and saves pages of the cache."""
-    return arguments.kv_transfer_config is not None or arguments.kv_offloading_size is not None
+UNEVEN = ("LMCacheConnectorV1", "FlexKVConnectorV1", "HF3FSKVConnector", "MoRIIOConnector")
+"""KV connectors that count on all layers having the target's shape, or on one pass through each in a step."""
+
+
+def connectors(arguments: Any) -> list[str]:
+    """The names of a launch's KV connectors, which load and save pages of the cache, given its engine arguments."""
+    if arguments.kv_offloading_size is not None:
+        return ["OffloadingConnector"]  # or another, whatever was configured beside it
+    config = arguments.kv_transfer_config
+    if config is None:
+        return []
+    several = (config.kv_connector_extra_config or {}).get("connectors", [])
+    return [str(config.kv_connector), *(str(one.get("kv_connector")) for one in several)]
+
+
+def _recomputes(arguments: Any) -> bool:
+    policy = getattr(arguments.kv_transfer_config, "kv_load_failure_policy", None)
+    return policy == "recompute" and not all(name.startswith("Nixl") for name in connectors(arguments))
 
 
 UNADAPTED = ("lm_head", "embed_tokens")
@@ -205,19 +220,26 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "kv_connector",
         "--kv-transfer-config or --kv-offloading-size (KV connector)",
-        lambda launch: has_connector(launch.arguments),
+        lambda launch: bool(connectors(launch.arguments)),
     ),
     Feature(
-        "layerwise_connector",
-        "a KV connector that works layer by layer (LMCache with use_layerwise)",
-        lambda launch: launch.moves_layers,
-        "it counts on one pass through a layer in a step, and a drafter makes several",
+        "uneven_connector",
+        f"a KV connector that works layer by layer or takes layers to be alike ({', '.join(UNEVEN)})",
+        lambda launch: launch.moves_layers or bool(set(UNEVEN) & set(connectors(launch.arguments))),
+        "a drafter's layers may have another shape than the target's, and run several times in a step",
+        bearable=False,
+    ),
+    Feature(
+        "recomputing_connector",
+        "kv_load_failure_policy 'recompute' unless the KV connector is NIXL's",
+        lambda launch: _recomputes(launch.arguments),
+        "vLLM's runner V2 does not take back a step whose loads have failed",
         bearable=False,
     ),
     Feature(
         "hybrid_connector",
         "a KV connector with a hybrid target",
-        lambda launch: bool(launch.model.is_hybrid) and has_connector(launch.arguments),
+        lambda launch: bool(launch.model.is_hybrid and connectors(launch.arguments)),
         "recurrent states that were loaded have not been tried",
         bearable=False,
     ),

@@ -123,12 +123,14 @@ LAUNCHES: dict[str, dict[str, tuple[dict[str, Any], list[str]]]] = {
         "layers one by one": (
             {
                 "kv_transfer_config": {
-                    "kv_connector": "LMCacheConnectorV1",
+                    "kv_connector": "MultiConnector",
                     "kv_role": "kv_both",
-                    "kv_connector_extra_config": {"use_layerwise": True},
+                    "kv_connector_extra_config": {
+                        "connectors": [{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}]
+                    },
                 }
             },
-            ["KV connector", "layer by layer"],
+            ["KV connector", "layer by layer", "LMCacheConnectorV1"],
         ),
         "a draft longer than a step": ({"max_num_batched_tokens": 4}, ["--max-num-batched-tokens", "at most 3"]),
         "a draft longer than a sequence": ({"max_model_len": 5}, ["--max-model-len", "at most 3"]),

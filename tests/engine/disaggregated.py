@@ -4,35 +4,38 @@ connector between them.
     python -m tests.engine.disaggregated SPEC.json OUT.json
 
 ``SPEC``: ``prefill`` and ``decode`` (keyword arguments of ``vllm.LLM``), ``requests`` (as the runner's) and
-``keep_async``, as the runner's. ``OUT``: ``outputs`` (token ids per request), ``first`` (the token of each that the
-first engine gave), ``counters`` of the second, and ``drafts`` of the first.
+``keep_async``, as the runner's, and ``policy``, what the second engine does after a load has failed. ``OUT``:
+``outputs`` (token ids per request), ``first`` (the token of each that the first engine gave), ``counters`` of the
+second, and ``drafts`` of the first.
 """
 
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-PORTS = 5607, 5608
-"""Where the engines ask each other for their addresses."""
+from vllm_specext.measure.server import free_port
+
 READ_FOR_OTHERS = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def engine(llm: dict[str, Any], role: str, port: int, keep_async: bool) -> Any:
+def engine(llm: dict[str, Any], role: str, port: int, spec: dict[str, Any]) -> Any:
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
     from tests.engine.connectors import connector
     from tests.engine.runner import replace_in_vllm
 
-    replace_in_vllm({"llm": llm, "keep_async": keep_async})
+    replace_in_vllm({"llm": llm, "keep_async": spec["keep_async"]})
     from vllm import LLM
 
     from vllm_specext.plugin import register
 
     register()
     between = connector("NixlConnector", {}) | {"kv_role": role, "kv_buffer_device": "cpu"}
+    between |= {"kv_load_failure_policy": spec["policy"]}
     return LLM(disable_log_stats=False, kv_transfer_config=between, **llm)
 
 
@@ -53,7 +56,7 @@ def counters(llm: Any) -> dict[str, float]:
 
 
 def read_prompts(spec: dict[str, Any], pipe: Any) -> None:
-    llm = engine(spec["prefill"], "kv_producer", PORTS[0], spec["keep_async"])
+    llm = engine(spec["prefill"], "kv_producer", free_port(), spec)
     asked = spec["requests"]
     answers = generate(llm, asked, [READ_FOR_OTHERS] * len(asked), max_tokens=1, min_tokens=0)
     first = [list(answer.outputs[0].token_ids) for answer in answers]
@@ -70,7 +73,7 @@ def main(spec_path: str, out_path: str) -> None:
     reader.start()
     there.close()
     found = here.recv()
-    llm = engine(spec["decode"], "kv_consumer", PORTS[1], spec["keep_async"])
+    llm = engine(spec["decode"], "kv_consumer", free_port(), spec)
     answers = generate(llm, spec["requests"], found.pop("transfers"))
     outputs = [{"ids": list(answer.outputs[0].token_ids)} for answer in answers]
     Path(out_path).write_text(json.dumps(found | {"outputs": outputs, "counters": counters(llm)}))
@@ -82,9 +85,7 @@ def run(**spec: Any) -> dict[str, Any]:
     """``OUT`` of a run, in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder, "spec.json"), Path(folder, "out.json")
-        files[0].write_text(json.dumps({"keep_async": True} | spec))
-        import subprocess
-
+        files[0].write_text(json.dumps({"keep_async": True, "policy": "fail"} | spec))
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
         command = [sys.executable, "-m", __name__, *map(str, files)]
         root = Path(__file__).parents[2]

@@ -49,6 +49,7 @@ def test_an_engine_goes_on_from_prompts_that_another_has_read(engines: Engines, 
     assert differing(result, plain) == []
     assert [first[0] for first in result["first"]] == [answer["ids"][0] for answer in plain["outputs"]]
     assert result["counters"]["vllm:external_prefix_cache_hits"] > LOADED / 2
+    assert (result["counters"]["vllm:num_preemptions"] > 0) == (way == "tight")
     if "sizes are chosen" not in way and decode:
         whole = engines(decode, rounds=[ASKED], keep_async=True)
         drafts, accepted = drafted(result)
@@ -61,3 +62,9 @@ def test_an_engine_goes_on_from_prompts_that_another_has_read(engines: Engines, 
 def test_trees_do_not_go_on_after_an_engine_without_the_drafter() -> None:
     result = run(prefill=ROOMY, decode=ROOMY | tree(24, 4), requests=ASKED[:2])
     assert [answer["ids"] for answer in result["outputs"]] == [[], []]
+
+
+def test_prompts_are_read_again_where_they_may_be(engines: Engines) -> None:
+    result = run(prefill=ROOMY, decode=ROOMY | tree(24, 4), requests=ASKED, policy="recompute")
+    assert differing(result, engines({}, rounds=[ASKED])) == []
+    assert drafted(result)[1] > 100

@@ -14,7 +14,7 @@ LAYERWISE = {"kv_connector": "LMCacheConnectorV1", "kv_connector_extra_config": 
 
 
 def arguments(**config: Any) -> SimpleNamespace:
-    return SimpleNamespace(kv_transfer_config=KVTransferConfig(kv_role="kv_both", **config))
+    return SimpleNamespace(kv_transfer_config=KVTransferConfig(**({"kv_role": "kv_both"} | config)))
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,10 @@ def test_connectors_that_work_layer_by_layer_are_known_by_what_they_say_of_thems
 
 @pytest.mark.parametrize(("role", "alone"), [("kv_producer", True), ("kv_consumer", False), ("kv_both", False)])
 def test_a_producer_reads_prompts_alone(role: str, alone: bool) -> None:
-    config = KVTransferConfig(kv_connector="OffloadingConnector", kv_role=role)
-    assert prefills_only(SimpleNamespace(kv_transfer_config=config)) is alone
-    assert not prefills_only(SimpleNamespace(kv_transfer_config=None))
+    given = arguments(kv_connector="OffloadingConnector", kv_role=role)
+    assert prefills_only(SimpleNamespace(**vars(given), kv_offloading_size=None)) is alone
+    assert not prefills_only(SimpleNamespace(**vars(given), kv_offloading_size=4.0))
+    assert not prefills_only(SimpleNamespace(kv_transfer_config=None, kv_offloading_size=None))
 
 
 def test_a_hidden_connector_is_there_again_after_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:

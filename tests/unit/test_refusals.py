@@ -67,6 +67,12 @@ def launch(**changes: Any) -> Launch:
 
 
 GATED_DELTA_RULE: dict[str, Any] = {"is_hybrid": True, "architectures": ["Qwen3NextForCausalLM"]}
+
+
+def connector(name: str, policy: str = "fail", **own: Any) -> SimpleNamespace:
+    return SimpleNamespace(kv_connector=name, kv_load_failure_policy=policy, kv_connector_extra_config=own)
+
+
 UNSUPPORTED = [
     ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
     ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size"),
@@ -78,6 +84,9 @@ UNSUPPORTED = [
     ({"enable_lora": True, "lora_target_modules": ["embed_tokens"]}, "embed_tokens"),
     ({"enable_lora": True, "lora_target_modules": ["language_model.lm_head"]}, "lm_head"),
     ({"moves_layers": True}, "layer by layer"),
+    ({"kv_transfer_config": connector("LMCacheConnectorV1")}, "LMCacheConnectorV1"),
+    ({"kv_transfer_config": connector("MultiConnector", connectors=[{"kv_connector": "HF3FSKVConnector"}])}, "HF3FS"),
+    ({"kv_transfer_config": connector("MooncakeStoreConnector", policy="recompute")}, "recompute"),
     (GATED_DELTA_RULE | {"kv_offloading_size": 4.0}, "hybrid"),
     ({"is_hybrid": True}, "hybrid"),
     ({"is_attention_free": True}, "attention-free"),
@@ -241,9 +250,10 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "fast_prefill": {"kv_sharing_fast_prefill": True},
     "lora_embeddings": {"enable_lora": True, "lora_target_modules": ["lm_head"]},
     "lora": {"enable_lora": True},
-    "kv_connector": {"kv_transfer_config": object()},
-    "layerwise_connector": {"moves_layers": True},
-    "hybrid_connector": GATED_DELTA_RULE | {"kv_transfer_config": object()},
+    "kv_connector": {"kv_transfer_config": connector("NixlConnector", policy="recompute")},
+    "uneven_connector": {"moves_layers": True},
+    "recomputing_connector": {"kv_transfer_config": connector("MooncakeStoreConnector", policy="recompute")},
+    "hybrid_connector": GATED_DELTA_RULE | {"kv_offloading_size": 4.0},
     "ec_connector": {"ec_transfer_config": object()},
     "recurrent": {"is_hybrid": True},
     "gated_delta_rule": GATED_DELTA_RULE,

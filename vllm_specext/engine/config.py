@@ -230,12 +230,15 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     # Engines that share experts work in step, and none of them decides alone.
     in_step = parallel.data_parallel_size > 1 and bool(model.is_moe)
     by_load = options.num_speculative_tokens_per_batch_size
-    prefills = prefills_only(arguments) and by_load is None
+    prefills = prefills_only(arguments) and by_load is None and not in_step
     adapts = options.adaptive_drafts and by_load is None and not in_step and not prefills
     most = options.num_speculative_tokens
     if prefills:
         fields["num_speculative_tokens_per_batch_size"] = [[1, MANY, 0]]
-        logger.info("This instance reads prompts for others (kv_role 'kv_producer'), and drafts nothing.")
+        logger.info(
+            "This instance reads prompts for others (kv_role 'kv_producer') and drafts nothing; "
+            "num_speculative_tokens_per_batch_size has it draft."
+        )
     elif adapts:
         fields["num_speculative_tokens_per_batch_size"] = largest_schedule(most)
     elif options.tree is not None:

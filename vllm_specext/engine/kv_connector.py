@@ -11,8 +11,8 @@ from vllm_specext.engine.changes.replacements import replaces
 
 
 def moves_layers(arguments: Any) -> bool:
-    """Whether these engine arguments name a connector that waits for each layer, or saves it, within a pass. ``False``
-    also for one that cannot be imported, of which vLLM tells the user."""
+    """Whether these engine arguments name a connector that says of itself that its work on each layer cannot be part of
+    a CUDA graph. ``False`` also for one that cannot be imported, of which vLLM tells the user."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     config = arguments.kv_transfer_config
@@ -26,8 +26,10 @@ def moves_layers(arguments: Any) -> bool:
 
 
 def prefills_only(arguments: Any) -> bool:
-    """Whether these engine arguments are for an instance that reads prompts, and leaves it to others to go on."""
-    return getattr(arguments.kv_transfer_config, "kv_role", None) == "kv_producer"
+    """Whether these engine arguments are for an instance that reads prompts, and leaves it to others to go on. The
+    role is vLLM's own choice where the cache is offloaded."""
+    role = getattr(arguments.kv_transfer_config, "kv_role", None)
+    return role == "kv_producer" and arguments.kv_offloading_size is None
 
 
 def passes_unseen(vllm_config: VllmConfig) -> Any:

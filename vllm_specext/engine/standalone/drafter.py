@@ -49,6 +49,7 @@ def standalone_config(vllm_config: VllmConfig) -> VllmConfig:
     cache.cache_dtype = "auto"
     cache.num_gpu_blocks_override = None
     cache.mamba_block_size = None
+    cache.kv_offloading_size = None  # of which vLLM would make a connector
     compilation = copy(vllm_config.compilation_config)
     compilation.static_forward_context = {}
     compilation.static_all_moe_layers = []
