@@ -8,7 +8,10 @@ import pytest
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import has_kv_transfer_group, kv_transfer_state
 
+from tests.unit.connectors import of_connector
+from tests.unit.test_refusals import launch, refuse
 from vllm_specext.engine.kv_connector import hidden, moves_layers, passes_unseen, prefills_only
+from vllm_specext.errors import ConfigurationError
 
 LAYERWISE = {"kv_connector": "LMCacheConnectorV1", "kv_connector_extra_config": {"use_layerwise": True}}
 
@@ -40,6 +43,30 @@ def test_connectors_that_work_layer_by_layer_are_known_by_what_they_say_of_thems
     given: SimpleNamespace, moves: bool
 ) -> None:
     assert moves_layers(given) is moves
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (of_connector("LMCacheConnectorV1"), "LMCacheConnectorV1"),
+        (of_connector("MultiConnector", connectors=[{"kv_connector": "HF3FSKVConnector"}]), "HF3FSKVConnector"),
+        (of_connector("MooncakeStoreConnector", policy="recompute"), "recompute"),
+        (of_connector("MultiConnector", "recompute", connectors=[{"kv_connector": "NixlConnector"}]), "recompute"),
+    ],
+    ids=["LMCache", "among several", "recomputing", "recomputing among several"],
+)
+@pytest.mark.parametrize("method", ["griffin", "slem"])
+def test_connectors_that_take_layers_to_be_alike_or_recompute_are_refused(
+    method: str, config: SimpleNamespace, names: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=names):
+        refuse(method, launch(kv_transfer_config=config))
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_nixl_is_not(policy: str) -> None:
+    refuse("griffin", launch(kv_transfer_config=of_connector("NixlConnector", policy)))
+    refuse("griffin", launch(kv_transfer_config=of_connector("LMCacheMPConnector")))
 
 
 @pytest.mark.parametrize(("role", "alone"), [("kv_producer", True), ("kv_consumer", False), ("kv_both", False)])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from scripts.docs_tables import TABLES
+from tests.unit.connectors import of_connector
 from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.refusals import FEATURES, Launch, check_declaration, refused, refused_to
@@ -68,11 +69,6 @@ def launch(**changes: Any) -> Launch:
 
 GATED_DELTA_RULE: dict[str, Any] = {"is_hybrid": True, "architectures": ["Qwen3NextForCausalLM"]}
 
-
-def connector(name: str, policy: str = "fail", **own: Any) -> SimpleNamespace:
-    return SimpleNamespace(kv_connector=name, kv_load_failure_policy=policy, kv_connector_extra_config=own)
-
-
 UNSUPPORTED = [
     ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
     ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size"),
@@ -84,9 +80,7 @@ UNSUPPORTED = [
     ({"enable_lora": True, "lora_target_modules": ["embed_tokens"]}, "embed_tokens"),
     ({"enable_lora": True, "lora_target_modules": ["language_model.lm_head"]}, "lm_head"),
     ({"moves_layers": True}, "layer by layer"),
-    ({"kv_transfer_config": connector("LMCacheConnectorV1")}, "LMCacheConnectorV1"),
-    ({"kv_transfer_config": connector("MultiConnector", connectors=[{"kv_connector": "HF3FSKVConnector"}])}, "HF3FS"),
-    ({"kv_transfer_config": connector("MooncakeStoreConnector", policy="recompute")}, "recompute"),
+    ({"kv_transfer_config": of_connector("MooncakeStoreConnector", "recompute")}, "recompute"),
     (GATED_DELTA_RULE | {"kv_offloading_size": 4.0}, "hybrid"),
     ({"is_hybrid": True}, "hybrid"),
     ({"is_attention_free": True}, "attention-free"),
@@ -250,9 +244,9 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "fast_prefill": {"kv_sharing_fast_prefill": True},
     "lora_embeddings": {"enable_lora": True, "lora_target_modules": ["lm_head"]},
     "lora": {"enable_lora": True},
-    "kv_connector": {"kv_transfer_config": connector("NixlConnector", policy="recompute")},
+    "kv_connector": {"kv_transfer_config": of_connector("NixlConnector", "recompute")},
     "uneven_connector": {"moves_layers": True},
-    "recomputing_connector": {"kv_transfer_config": connector("MooncakeStoreConnector", policy="recompute")},
+    "recomputing_connector": {"kv_transfer_config": of_connector("MooncakeStoreConnector", "recompute")},
     "hybrid_connector": GATED_DELTA_RULE | {"kv_offloading_size": 4.0},
     "ec_connector": {"ec_transfer_config": object()},
     "recurrent": {"is_hybrid": True},

@@ -82,6 +82,7 @@ OURS = {
     ("engine/standalone/drafter.py", "cache", "cache_dtype"),
     ("engine/standalone/drafter.py", "cache", "num_gpu_blocks_override"),
     ("engine/standalone/drafter.py", "cache", "mamba_block_size"),
+    ("engine/standalone/drafter.py", "cache", "kv_offloading_size"),
     ("engine/standalone/drafter.py", "compilation", "static_forward_context"),
     ("engine/standalone/drafter.py", "compilation", "static_all_moe_layers"),
     ("engine/standalone/drafter.py", "compilation", "traced_files"),
