@@ -68,7 +68,6 @@ def launch(**changes: Any) -> Launch:
 
 
 GATED_DELTA_RULE: dict[str, Any] = {"is_hybrid": True, "architectures": ["Qwen3NextForCausalLM"]}
-
 UNSUPPORTED = [
     ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
     ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size"),
