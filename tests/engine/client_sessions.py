@@ -96,7 +96,7 @@ class Verifier:
 async def sessions(llm: Any, spec: dict[str, Any]) -> list[dict[str, Any]]:
     from tests.unit.remote_link import FINGERPRINT, PRESETS, Link, ToyDrafter
     from tests.unit.test_remote_client import cutting
-    from vllm_specext.engine.clients.endpoint import ends_of
+    from vllm_specext.methods.end_ids import ends_of
     from vllm_specext.remote.answer import Settings
     from vllm_specext.remote.client import Client
     from vllm_specext.remote.events import Done, Retracted, Said

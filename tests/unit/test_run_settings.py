@@ -1,16 +1,16 @@
 """Recipes and settings: what is read, and one sentence for each thing that is wrong."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
 from tests.unit.runs import settings
-from vllm_specext.cli.train import Trained
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.block.dflash import DFlashTraining
 from vllm_specext.training.block.dspark import DSparkTraining
+from vllm_specext.training.choices import Trained
 from vllm_specext.training.eagle3.train import Eagle3Training
 from vllm_specext.training.griffin.train import GriffinTraining
 from vllm_specext.training.moa.train import MoATraining
@@ -22,7 +22,7 @@ from vllm_specext.training.pipeline.settings import RunSettings, flags, longest_
 from vllm_specext.training.recipes.eagle3 import Eagle3Recipe
 from vllm_specext.training.recipes.griffin import GriffinRecipe
 from vllm_specext.training.recipes.moa import MoARecipe
-from vllm_specext.training.recipes.named import KEYS, LARGEST_FILE, NAMED, read_recipe
+from vllm_specext.training.recipes.named import LARGEST_FILE, RECIPES, read_recipe
 from vllm_specext.training.recipes.values import checked
 
 
@@ -74,13 +74,13 @@ FOR_OTHERS = {"epochs", "tokens_per_step", "packs", "mlp_size"}
     ],
 )
 def test_every_key_of_a_recipe_reaches_the_trainer(method: str, kind: type[Any], of_shape: set[str]) -> None:
-    changed = KEYS[method](**SHARED, **OWN[method])
+    changed = RECIPES[method].keys(**SHARED, **OWN[method])
     trained, default = as_trained(changed, (40,), kind), kind()
     same = [name for name in vars(default) if getattr(trained, name) == getattr(default, name)]
     assert same == ["bfloat16"]  # which the trainer has off, and a recipe on
-    default_keys = KEYS[method]()
+    default_keys = RECIPES[method].keys()
     assert as_trained(default_keys, (1,) * default_keys.stages, kind).bfloat16
-    assert KEYS[method].model_fields.keys() == SHARED.keys() | OWN[method].keys() | FOR_OTHERS | of_shape
+    assert RECIPES[method].keys.model_fields.keys() == SHARED.keys() | OWN[method].keys() | FOR_OTHERS | of_shape
 
 
 def test_every_key_of_moas_recipe_reaches_its_trainer() -> None:
@@ -92,9 +92,9 @@ def test_every_key_of_moas_recipe_reaches_its_trainer() -> None:
 
 
 def test_every_method_of_the_command_has_recipes_and_a_part_in_a_training() -> None:
-    methods = {method.value for method in Trained}
-    assert methods == KEYS.keys() == NAMED.keys() == TRAINABLE.keys()
-    assert all(settings(method=method).recipe == KEYS[method]() for method in methods)
+    methods = set(get_args(Trained))
+    assert methods == RECIPES.keys() == TRAINABLE.keys()
+    assert all(settings(method=method).recipe == RECIPES[method].keys() for method in methods)
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -17,7 +17,7 @@ from vllm_specext.measure.bundled import MODELS, TARGET
 from vllm_specext.training.pipeline import plan as plans
 from vllm_specext.training.pipeline.folder import locked
 from vllm_specext.training.pipeline.settings import check_stream, default_processes
-from vllm_specext.training.recipes.named import NAMED, read_recipe
+from vllm_specext.training.recipes.named import RECIPES, read_recipe
 
 
 @pytest.fixture
@@ -162,7 +162,9 @@ def test_training_has_the_gpus_that_the_target_leaves(run: CliRunner) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("name", "recipe"), [(name, recipe) for name, recipes in NAMED.items() for recipe in recipes])
+@pytest.mark.parametrize(
+    ("name", "recipe"), [(name, recipe) for name, recipes in RECIPES.items() for recipe in recipes.named]
+)
 def test_the_default_number_of_processes_shares_the_default_step(name: str, recipe: str, stream: bool) -> None:
     how = read_recipe(name, recipe, [])
     for devices in range(9):

@@ -4,7 +4,6 @@ The plan comes first, then the stages. Exit status: 0 done, 2 refused with a sen
 written, 75 something that may not happen again: the same command goes on.
 """
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,36 +14,13 @@ from vllm_specext.cli.extras import require
 from vllm_specext.cli.lines import show
 from vllm_specext.cli.outputs import check_folder
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.choices import Answers, Numbers, Trained
 
 if TYPE_CHECKING:
     from vllm_specext.training.pipeline.plan import Plan
     from vllm_specext.training.pipeline.settings import RunSettings
 
 REFUSED = 2
-
-
-class Trained(StrEnum):
-    """The methods that can be trained."""
-
-    GRIFFIN = "griffin"
-    EAGLE3 = "eagle3"
-    DFLASH = "dflash"
-    DSPARK = "dspark"
-    MTP = "mtp"
-    MOA = "moa"
-
-
-class Answers(StrEnum):
-    TARGET = "target"
-    GIVEN = "given"
-    MIX = "mix"
-
-
-class Numbers(StrEnum):
-    AUTO = "auto"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-    FLOAT32 = "float32"
 
 
 def train(
@@ -61,7 +37,7 @@ def train(
     output: Annotated[Path, typer.Option(help="The folder of this training, new or to go on in.", show_default=False)],
     answers: Annotated[
         Answers, typer.Option(help="Whose answers are learnt: the target's own, those in the data, or both.")
-    ] = Answers.TARGET,
+    ] = "target",
     max_length: Annotated[
         int | None, typer.Option(help="Most tokens of a row; 2048, or what the target takes.", show_default=False)
     ] = None,
@@ -75,7 +51,7 @@ def train(
         list[str] | None,
         typer.Option(help="NAME=VALUE for the chat template; may be repeated.", show_default=False),
     ] = None,
-    dtype: Annotated[Numbers, typer.Option(help="The target's type of numbers, as it is served.")] = Numbers.AUTO,
+    dtype: Annotated[Numbers, typer.Option(help="The target's type of numbers, as it is served.")] = "auto",
     tensor_parallel: Annotated[int, typer.Option(help="GPUs that the target needs.")] = 1,
     ray: Annotated[
         str | None,
@@ -123,15 +99,15 @@ def train(
 ) -> None:
     """Train a drafter for a model: prepare data, train, export, check."""
     values = {
-        "method": method.value,
+        "method": method,
         "target": target,
         "data": data,
-        "answers": answers.value,
+        "answers": answers,
         "max_length": max_length,
         "samples": samples,
         "tokens": tokens,
         "temperature": temperature,
-        "dtype": dtype.value,
+        "dtype": dtype,
         "tensor_parallel": tensor_parallel,
         "ray": ray,
         "stream": stream,

@@ -20,6 +20,7 @@ from vllm_specext.demo.acceptance import BY_RECIPE, measured
 from vllm_specext.demo.make_rows import FILE
 from vllm_specext.demo.training_text import LENGTH
 from vllm_specext.measure.bundled import MODELS, TARGET
+from vllm_specext.training.choices import Trained
 from vllm_specext.training.pipeline.methods import TRAINABLE
 
 RECIPES = Path(__file__).with_name("recipes")
@@ -36,7 +37,7 @@ def make_rows(work: Path) -> Path:
     return rows
 
 
-def train(name: str, rows: Path, run: Path, processes: int) -> Path:
+def train(name: Trained, rows: Path, run: Path, processes: int) -> Path:
     """The folder of the trained drafter."""
     command = [sys.executable, "-m", "vllm_specext", "train", name, f"--target={TARGET}", f"--data={rows}"]
     command += [f"--output={run}", f"--recipe={RECIPES / name}.toml", f"--max-length={LENGTH}", "--dtype=float32"]
@@ -46,7 +47,7 @@ def train(name: str, rows: Path, run: Path, processes: int) -> Path:
     return run / "drafter"
 
 
-def keep(name: str, drafter: Path) -> None:
+def keep(name: Trained, drafter: Path) -> None:
     """In the place of the bundled one. Its card is written by hand and stays."""
     folder = MODELS / name
     for file in WRITTEN:

@@ -7,7 +7,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import weights_file
 from vllm_specext.methods.draft_vocabulary import FILE, SIZE, choose, read_checkpoint, read_file
-from vllm_specext.methods.end_ids import end_ids
+from vllm_specext.methods.end_ids import ends_of
 from vllm_specext.options.trees import SharedHeadOptions
 from vllm_specext.refusals import Launch
 
@@ -52,8 +52,7 @@ def special_ids(launch: Launch) -> frozenset[int]:
     """The target's tokens that are no text, which hardly a text has and every answer needs: those that end it, and what
     its tokenizer calls special or has added, unless vLLM was told to load none."""
     model = launch.model
-    generation = model.try_get_generation_config().get("eos_token_id")
-    found = end_ids(generation, getattr(model.hf_text_config, "eos_token_id", None))
+    found = ends_of(model)
     if not model.skip_tokenizer_init:
         tokenizer = cached_tokenizer_from_config(model)
         found |= {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}

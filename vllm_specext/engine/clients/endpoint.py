@@ -12,7 +12,7 @@ from vllm import envs
 
 from vllm_specext.engine.clients.verifier import EngineVerifier
 from vllm_specext.methods.checkpoints import SAFETENSORS
-from vllm_specext.methods.end_ids import end_ids
+from vllm_specext.methods.end_ids import ends_of
 from vllm_specext.remote.connection import LinkLost
 from vllm_specext.remote.fingerprint import fingerprint
 from vllm_specext.remote.protocol import MAX_NODES, Welcome
@@ -105,9 +105,3 @@ class SocketConnection:
             await self._websocket.close(POLICY_VIOLATION)
         except RuntimeError:
             return
-
-
-def ends_of(model: Any) -> set[int]:
-    """Tokens that end an answer, as vLLM has them: the configuration's, and those of ``generation_config.json``."""
-    generation = model.try_get_generation_config().get("eos_token_id")
-    return end_ids(generation, getattr(model.hf_text_config, "eos_token_id", None))

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.end_ids import end_ids
+from vllm_specext.methods.end_ids import end_ids, ends_of
 from vllm_specext.methods.foreign_vocab.distributions.overlap import shared_tokens
 from vllm_specext.methods.foreign_vocab.text.bridge import Bridge
 from vllm_specext.methods.foreign_vocab.text.roles import map_markers, opening
@@ -86,11 +86,7 @@ def read_pairing(target: Any, drafter: Any) -> Pairing:
 
 
 def _read(model: Any, tokenizer: Any) -> Vocabulary:
-    ends = end_ids(
-        (model.try_get_generation_config() or {}).get("eos_token_id"),
-        getattr(model.hf_text_config, "eos_token_id", None),
-        getattr(tokenizer, "eos_token_id", None),
-    )
+    ends = ends_of(model) | end_ids(getattr(tokenizer, "eos_token_id", None))
     return read_vocabulary(tokenizer, size=model.get_vocab_size(), ends=ends)
 
 

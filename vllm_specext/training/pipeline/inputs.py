@@ -5,6 +5,7 @@ from pathlib import Path
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.methods.stock.checkpoint import FILES
+from vllm_specext.training.choices import Trained
 from vllm_specext.training.data.sources import rows_of_all
 from vllm_specext.training.data.template import load_template
 from vllm_specext.training.log import check_trackers
@@ -39,7 +40,7 @@ def init_folder(name: str) -> Path:
     return drafter_directory(name, None, FILES, role="--init")
 
 
-def begun_with(method: str, recipe: StagedKeys, init: str | None, target: TargetModel) -> StagedKeys:
+def begun_with(method: Trained, recipe: StagedKeys, init: str | None, target: TargetModel) -> StagedKeys:
     """The ``recipe``, as it is for the drafter that is begun with. ``ConfigurationError`` where that cannot be."""
     if init is None:
         TRAINABLE[method].check_new(target, complete=False)

@@ -7,17 +7,16 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.speculative_config import short
+from vllm_specext.training.choices import Answers, Numbers, Trained
 from vllm_specext.training.recipes.named import recipe_of
 from vllm_specext.training.recipes.staged import StagedKeys
 from vllm_specext.training.recipes.values import Count, Frozen, json_or_text
-
-Answers = Literal["target", "given", "mix"]
 
 
 class RunSettings(Frozen):
     """What a run is made from. Two runs with the same settings, of the same files, give the same drafter."""
 
-    method: Literal["griffin", "eagle3", "dflash", "dspark", "mtp", "moa"]
+    method: Trained
     target: Annotated[str, Field(min_length=1)]
     """A hub id, or an absolute path."""
     data: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -31,7 +30,7 @@ class RunSettings(Frozen):
     temperature: Annotated[float, Field(ge=0)] | None = None
     """Of the target's answers; its own generation config's, unless given."""
     template_flags: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    dtype: Numbers = "auto"
     """The target's type of numbers while it answers and is checked."""
     tensor_parallel: Count = 1
     ray: str | None = None

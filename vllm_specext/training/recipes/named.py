@@ -3,10 +3,11 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.speculative_config import short
+from vllm_specext.training.choices import Trained
 from vllm_specext.training.recipes import griffin, moa
 from vllm_specext.training.recipes.block import DFlashRecipe, DSparkRecipe
 from vllm_specext.training.recipes.eagle3 import Eagle3Recipe
@@ -19,34 +20,39 @@ from vllm_specext.training.recipes.values import checked, json_or_text
 LARGEST_FILE = 2**20
 """The most bytes of a recipe's file; real ones have a few hundred."""
 
-KEYS: dict[str, type[StagedKeys]] = {
-    "griffin": GriffinRecipe,
-    "eagle3": Eagle3Recipe,
-    "dflash": DFlashRecipe,
-    "dspark": DSparkRecipe,
-    "mtp": MtpRecipe,
-    "moa": MoARecipe,
-}
-"""The keys of each method's recipes."""
-NAMED: dict[str, dict[str, dict[str, Any]]] = {
-    "griffin": {"ours": {}, "released": griffin.RELEASED},
-    "eagle3": {"ours": {}},
-    "dflash": {"ours": {}},
-    "dspark": {"ours": {}},
-    "mtp": {"ours": {}},
-    "moa": {"ours": {}, "released": moa.RELEASED},
-}
-"""Each method's recipes, as far as they differ from the defaults."""
+
+class Recipes(NamedTuple):
+    """Those of a method."""
+
+    keys: type[StagedKeys]
+    """What they may set; the defaults are the recipe ``ours``."""
+    released: Mapping[str, Any] | None = None
+    """What the one that the method's authors released sets otherwise."""
+
+    @property
+    def named(self) -> dict[str, Mapping[str, Any]]:
+        """Each by its name, as far as it differs from the defaults."""
+        return {"ours": {}} | ({} if self.released is None else {"released": self.released})
 
 
-def recipe_of(method: str, values: Mapping[str, Any]) -> StagedKeys:
+RECIPES: dict[Trained, Recipes] = {
+    "griffin": Recipes(GriffinRecipe, griffin.RELEASED),
+    "eagle3": Recipes(Eagle3Recipe),
+    "dflash": Recipes(DFlashRecipe),
+    "dspark": Recipes(DSparkRecipe),
+    "mtp": Recipes(MtpRecipe),
+    "moa": Recipes(MoARecipe, moa.RELEASED),
+}
+
+
+def recipe_of(method: Trained, values: Mapping[str, Any]) -> StagedKeys:
     """``values`` as a recipe of ``method``, or a sentence about the first that is wrong."""
-    return checked(KEYS[method], values, "the recipe's key")
+    return checked(RECIPES[method].keys, values, "the recipe's key")
 
 
-def read_recipe(method: str, name: str, changes: Sequence[str]) -> StagedKeys:
+def read_recipe(method: Trained, name: str, changes: Sequence[str]) -> StagedKeys:
     """The recipe ``name`` of ``method``, or of the TOML file of that name, with ``changes``, each ``KEY=VALUE``."""
-    named = NAMED[method]
+    named = RECIPES[method].named
     if name in named:
         values = dict(named[name])
     elif name.endswith(".toml"):
