@@ -4,7 +4,7 @@
 method is refused each of them unless it declares to bear it (``declaration.py``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,8 +26,12 @@ class Launch:
     """The data type of the KV cache, with the checkpoint's choice in place of "auto"."""
     drafts_trees: bool
     """Whether the method drafts trees, with the keys that were given."""
+    transfer: Any = None
+    """vLLM's ``KVTransferConfig``, if there is one."""
+    connectors: Sequence[str] = ()
+    """The names of the launch's KV connectors, which load and save pages of the cache."""
     moves_layers: bool = False
-    """Whether the launch has a KV connector that moves keys and values layer by layer, within a pass."""
+    """Whether one of them moves keys and values layer by layer, within a pass."""
     batch_invariant: bool = False
     """Whether vLLM was asked for results that do not depend on the batch (``VLLM_BATCH_INVARIANT``)."""
 
@@ -89,32 +93,24 @@ def is_quantised(kv_cache_dtype: str) -> bool:
 
 
 UNEVEN = ("LMCacheConnectorV1", "FlexKVConnectorV1", "HF3FSKVConnector", "MoRIIOConnector")
-"""KV connectors that count on all layers having the target's shape, or on one pass through each in a step."""
+"""KV connectors that count on all layers having the target's shape, or on one pass through each in a step. LMCache's
+own, which follows the first, has a longer name."""
+NIXLS = frozenset({"NixlConnector", "NixlPullConnector", "NixlPushConnector"})
 
 
-def connectors(arguments: Any) -> list[str]:
-    """The names of a launch's KV connectors, which load and save pages of the cache, given its engine arguments."""
-    if arguments.kv_offloading_size is not None:
-        return ["OffloadingConnector"]  # or another, whatever was configured beside it
-    config = arguments.kv_transfer_config
-    if config is None:
-        return []
-    several = (config.kv_connector_extra_config or {}).get("connectors", [])
-    return [str(config.kv_connector), *(str(one.get("kv_connector")) for one in several)]
+def _recomputes(launch: Launch) -> bool:
+    """Whether what could not be loaded is computed, with connectors with which that has not been tried."""
+    policy = getattr(launch.transfer, "kv_load_failure_policy", None)
+    return policy == "recompute" and not NIXLS.issuperset(launch.connectors)
 
 
-def _recomputes(arguments: Any) -> bool:
-    policy = getattr(arguments.kv_transfer_config, "kv_load_failure_policy", None)
-    return policy == "recompute" and not all(name.startswith("Nixl") for name in connectors(arguments))
+LM_HEAD = "lm_head"
+"""The module of a target that no LoRA adapter may have (``engine/hooks/lora_patches.py``)."""
 
 
-UNADAPTED = ("lm_head", "embed_tokens")
-"""Modules of a target that no LoRA adapter may have (``engine/hooks/lora_patches.py``)."""
-
-
-def _adapts_embeddings(modules: list[str] | None) -> bool:
-    """Whether ``modules``, for which the user wants adapters, name the target's output layer or embedding."""
-    return any(module.rpartition(".")[2] in UNADAPTED for module in modules or ())
+def _adapts_lm_head(modules: list[str] | None) -> bool:
+    """Whether ``modules``, for which the user wants adapters, name the target's output layer."""
+    return any(module.rpartition(".")[2] == LM_HEAD for module in modules or ())
 
 
 def _for_readers_of_the_target(reason: str) -> dict[Reads, str]:
@@ -204,11 +200,10 @@ FEATURES: tuple[Feature, ...] = (
         bearable=False,
     ),
     Feature(
-        "lora_embeddings",
-        "--lora-target-modules with lm_head or embed_tokens",
-        lambda launch: bool(launch.arguments.enable_lora) and _adapts_embeddings(launch.arguments.lora_target_modules),
-        "vLLM's runner V2 adapts one row of logits per request where verification has many, and drafters share the "
-        "embedding",
+        "lora_lm_head",
+        "--lora-target-modules with lm_head",
+        lambda launch: bool(launch.arguments.enable_lora) and _adapts_lm_head(launch.arguments.lora_target_modules),
+        "vLLM's runner V2 applies an adapter of lm_head to one row of logits per request, and verification needs more",
         bearable=False,
     ),
     Feature(
@@ -220,26 +215,27 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "kv_connector",
         "--kv-transfer-config or --kv-offloading-size (KV connector)",
-        lambda launch: bool(connectors(launch.arguments)),
+        lambda launch: bool(launch.connectors),
     ),
     Feature(
         "uneven_connector",
         f"a KV connector that works layer by layer or takes layers to be alike ({', '.join(UNEVEN)})",
-        lambda launch: launch.moves_layers or bool(set(UNEVEN) & set(connectors(launch.arguments))),
-        "a drafter's layers may have another shape than the target's, and run several times in a step",
+        lambda launch: launch.moves_layers or any(name.startswith(UNEVEN) for name in launch.connectors),
+        reasons=_for_readers_of_the_target(
+            "a drafter's layers may have another shape than the target's, and run several times in a step"
+        ),
         bearable=False,
     ),
     Feature(
         "recomputing_connector",
         "kv_load_failure_policy 'recompute' unless the KV connector is NIXL's",
-        lambda launch: _recomputes(launch.arguments),
-        "vLLM's runner V2 does not take back a step whose loads have failed",
+        _recomputes,
         bearable=False,
     ),
     Feature(
         "hybrid_connector",
         "a KV connector with a hybrid target",
-        lambda launch: bool(launch.model.is_hybrid and connectors(launch.arguments)),
+        lambda launch: bool(launch.model.is_hybrid and launch.connectors),
         "recurrent states that were loaded have not been tried",
         bearable=False,
     ),

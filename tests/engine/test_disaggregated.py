@@ -19,6 +19,7 @@ pytest.importorskip("nixl")
 
 ASKED = cut(ROUND, 48)
 LOADED = sum(len(one["ids"]) for one in ASKED if "prompt_logprobs" not in one["sampling"])
+LOADING = [place for place, one in enumerate(ASKED) if "prompt_logprobs" not in one["sampling"]]
 CHOSEN: dict[str, Any] = {"method": "griffin", "model": str(GRIFFIN), "keep_step_costs": False}
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
@@ -59,12 +60,11 @@ def test_an_engine_goes_on_from_prompts_that_another_has_read(engines: Engines, 
         assert result["drafts"] == 0
 
 
-def test_trees_do_not_go_on_after_an_engine_without_the_drafter() -> None:
-    result = run(prefill=ROOMY, decode=ROOMY | tree(24, 4), requests=ASKED[:2])
-    assert [answer["ids"] for answer in result["outputs"]] == [[], []]
-
-
-def test_prompts_are_read_again_where_they_may_be(engines: Engines) -> None:
-    result = run(prefill=ROOMY, decode=ROOMY | tree(24, 4), requests=ASKED, policy="recompute")
+def test_an_engine_without_the_drafter_has_nothing_for_one_with_it(engines: Engines) -> None:
+    """NIXL says no to each load. Requests end with it, or have their prompts read again."""
+    engine_pair = {"prefill": ROOMY, "decode": ROOMY | tree(24, 4)}
+    ended = run(**engine_pair, requests=ASKED, policy="fail")
+    assert {tuple(answer["ids"]) for place, answer in enumerate(ended["outputs"]) if place in LOADING} == {()}
+    result = run(**engine_pair, requests=ASKED, policy="recompute")
     assert differing(result, engines({}, rounds=[ASKED])) == []
     assert drafted(result)[1] > 100

@@ -62,7 +62,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 STEP_BY_STEP = ("chain", "moa", "tli")
-"""Those that are tried without asynchronous scheduling."""
+"""Those that are tried without asynchronous scheduling, so that both ways are."""
 
 
 @pytest.mark.parametrize("way", [way if way in ("tree", "slem") else pytest.param(way, marks=extended) for way in WAYS])
@@ -72,7 +72,7 @@ def test_drafts_after_loaded_pages_give_the_tokens_of_plain_decoding(
     how = {} if way in STEP_BY_STEP else {"keep_async": True}
     result = engines(offloading() | WAYS[way], rounds=rounds, **how)
     assert differing(result, plain) == []
-    assert result["counters"][FOUND] > 300
+    assert result["counters"][FOUND] > 300  # with vLLM 0.32 more than 600
     assert (result["counters"]["vllm:num_preemptions"] > 0) == (way == "tight")
     computed = engines(WAYS[way] | {"enable_prefix_caching": False}, rounds=rounds, **how)
     assert rate(result) == pytest.approx(rate(computed), rel=0.05)

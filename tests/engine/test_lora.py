@@ -23,7 +23,7 @@ from tests.engine.workload import DFLASH, EAGLE3, TARGET
 
 Engines = Callable[..., Result]
 RANK = 8
-MODULES = ["q_proj", "v_proj"]
+MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens"]
 # On a CPU vLLM gives requests without an adapter the last of the adapters' places, so that one has to stay empty.
 LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": RANK, "max_loras": 2}
 NAMED: dict[str, Any] = LORA | {"lora_target_modules": MODULES}
@@ -47,26 +47,37 @@ def differing(one: Result, other: Result) -> set[int]:
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random adapter of the target's queries and values in PEFT's format, strong enough to change what it says."""
+    """A random adapter of all of the target's matrices but the output layer, in PEFT's format, strong enough to change
+    what it says."""
     return make_adapter(tmp_path_factory.mktemp("adapter"), {})
 
 
-def make_adapter(made: Path, others: dict[str, tuple[int, int]]) -> Path:
+def make_adapter(made: Path, others: dict[str, tuple[int, int]], embedding: bool = True) -> Path:
     """One in ``made``, also of ``others``: widths of what goes in and of what comes out, by the module's name."""
     config = json.loads((TARGET / "config.json").read_text())
-    width, head = config["hidden_size"], config["head_dim"]
-    outputs = {"q_proj": config["num_attention_heads"] * head, "v_proj": config["num_key_value_heads"] * head}
-    sizes = {
-        f"model.layers.{layer}.self_attn.{module}": (width, size)
-        for layer in range(config["num_hidden_layers"])
-        for module, size in outputs.items()
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    heads, shared = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
+    inside = {
+        "self_attn.q_proj": (width, heads),
+        "self_attn.k_proj": (width, shared),
+        "self_attn.v_proj": (width, shared),
+        "self_attn.o_proj": (heads, width),
+        "mlp.gate_proj": (width, inner),
+        "mlp.up_proj": (width, inner),
+        "mlp.down_proj": (inner, width),
     }
+    layers = range(config["num_hidden_layers"])
+    sizes = {f"model.layers.{layer}.{module}": size for layer in layers for module, size in inside.items()}
     noise = torch.Generator().manual_seed(0)
     tensors = {}
     for module, (taken, given) in (sizes | others).items():
         name = f"base_model.model.{module}"
         tensors[f"{name}.lora_A.weight"] = torch.randn(RANK, taken, generator=noise) / taken**0.5
-        tensors[f"{name}.lora_B.weight"] = torch.randn(given, RANK, generator=noise) / RANK**0.5 / 4
+        tensors[f"{name}.lora_B.weight"] = torch.randn(given, RANK, generator=noise) / RANK**0.5 / 8
+    if embedding:
+        name = "base_model.model.model.embed_tokens.lora_embedding_"
+        tensors[f"{name}A"] = torch.randn(RANK, config["vocab_size"], generator=noise)
+        tensors[f"{name}B"] = torch.randn(width, RANK, generator=noise) / 1000
     save_file(tensors, made / "adapter_model.safetensors")
     keys = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "bias": "none"}
     (made / "adapter_config.json").write_text(json.dumps(keys | {"target_modules": [*MODULES, *others]}))
@@ -107,13 +118,15 @@ def test_made_drafters_draft_for_an_adapted_target(
     mimo: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """MiMo's target has the same layers, to which the adapter fits."""
+    """MiMo's target has the same layers, to which an adapter fits, but vLLM adapts no embedding of it."""
     for made in (dspark(folder, 24, 4), p_eagle_tree(tmp_path / "drafter"), pard_tree(tmp_path / "pard")):
         result = engines(LORA | made, rounds=every_other(adapter))
         assert differing(result, engines(NAMED, rounds=every_other(adapter))) == set()
         assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 10
-    result = engines(LORA | mtp(mimo), rounds=every_other(adapter))
-    assert differing(result, engines(NAMED | {"model": str(mimo)}, rounds=every_other(adapter))) == set()
+    (tmp_path / "of layers").mkdir()
+    asked = every_other(make_adapter(tmp_path / "of layers", {}, embedding=False))
+    result = engines(LORA | mtp(mimo), rounds=asked)
+    assert differing(result, engines(NAMED | {"model": str(mimo)}, rounds=asked)) == set()
     assert result["sizes"]["24"] > 60
 
 

@@ -21,7 +21,7 @@ from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.drafter_paths import refuse_misread
 from vllm_specext.engine import float8
 from vllm_specext.engine.changes.guard import require_supported_vllm
-from vllm_specext.engine.kv_connector import moves_layers, prefills_only
+from vllm_specext.engine.kv_connector import connectors_of, moves_layers, prefills_only, transfer_of
 from vllm_specext.engine.registrations import register_drafter_formats, register_serving_models
 from vllm_specext.engine.shared_pages import refuse_unshared_pages
 from vllm_specext.errors import ConfigurationError
@@ -202,13 +202,16 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     method = RUNNABLE[raw["method"]]
     options = parse(method.options, raw)
     kv_cache_dtype = resolve_kv_cache_dtype_string(arguments.kv_cache_dtype, model)
+    transfer = transfer_of(arguments)
     launch = Launch(
         arguments,
         model,
         parallel,
         kv_cache_dtype,
         drafts_trees=options.tree is not None,
-        moves_layers=moves_layers(arguments),
+        transfer=transfer,
+        connectors=connectors_of(transfer),
+        moves_layers=moves_layers(transfer),
         batch_invariant=envs.VLLM_BATCH_INVARIANT,
     )
     refuse(method.name, method.declares, launch)
@@ -230,7 +233,7 @@ def create(arguments: Any, raw: dict[str, Any], model: ModelConfig, parallel: Pa
     # Engines that share experts work in step, and none of them decides alone.
     in_step = parallel.data_parallel_size > 1 and bool(model.is_moe)
     by_load = options.num_speculative_tokens_per_batch_size
-    prefills = prefills_only(arguments) and by_load is None and not in_step
+    prefills = prefills_only(transfer) and by_load is None and not in_step
     adapts = options.adaptive_drafts and by_load is None and not in_step and not prefills
     most = options.num_speculative_tokens
     if prefills:

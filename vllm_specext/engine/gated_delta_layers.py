@@ -39,6 +39,8 @@ def layer_of(module: Any) -> GatedDeltaLayer:
 
 
 def _conv_weight(module: Any) -> Tensor:
-    """``[C, W]``; vLLM packs it for some CPUs, and keeps the plain one beside it."""
-    plain: Tensor | None = getattr(module.conv1d, "_cpu_unpacked_conv_weight", None)
-    return module.conv1d.weight.squeeze(1) if plain is None else plain
+    """``[C, W]``; vLLM packs it for some CPUs, and keeps the plain one beside it. Where requests may have adapters, the
+    layer is in another."""
+    conv = getattr(module.conv1d, "base_layer", module.conv1d)
+    plain: Tensor | None = getattr(conv, "_cpu_unpacked_conv_weight", None)
+    return conv.weight.squeeze(1) if plain is None else plain

@@ -5,30 +5,30 @@ from typing import Any
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
-from vllm_specext.refusals import UNADAPTED
+from vllm_specext.refusals import LM_HEAD
 
 
 def wrap_adapters() -> None:
     """Made in workers, once one of our methods is configured."""
     from vllm.lora import model_manager
 
-    wrap(model_manager, "get_supported_lora_modules", _without_embeddings)
+    wrap(model_manager, "get_supported_lora_modules", _without_output_layer)
 
 
 @replaces(
     "vllm.lora.model_manager.get_supported_lora_modules",
     name="adapters of the output layer",
     why=(
-        "vLLM lets adapters reach the output layer and the embedding unless the user names modules: it adapts one row "
-        "of logits per request where verification has many, and drafters share the embedding"
+        "vLLM lets adapters reach the output layer unless the user names modules, and adapts one row of logits per "
+        "request where verification has many"
     ),
-    how="wrapped: without both, so that vLLM refuses an adapter that has either as it loads it, by name",
+    how="wrapped: without it, so that vLLM refuses an adapter that has one as it loads it, by name",
     upstream="none: runner V2 gives adapters one row of logits per request",
-    until="vLLM's adapters of the output layer follow drafted tokens, and an adapted embedding may be shared",
+    until="vLLM's adapters of the output layer follow drafted tokens",
     signature="model",
 )
-def _without_embeddings(original: Callable) -> Callable:
+def _without_output_layer(original: Callable) -> Callable:
     def get_supported_lora_modules(model: Any) -> list[str]:
-        return [module for module in original(model) if module not in UNADAPTED]
+        return [module for module in original(model) if module != LM_HEAD]
 
     return get_supported_lora_modules

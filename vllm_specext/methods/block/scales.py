@@ -92,7 +92,9 @@ def scale(model: Any, target: Any, scales: Scales) -> None:
     factor = torch.tensor(scales.input_embedding_scale)
     language_model = target.get_language_model() if hasattr(target, "get_language_model") else target
     inner = getattr(language_model, "model", language_model)
-    if scales.reads_as_target and model.model.embed_tokens is getattr(inner, "embed_tokens", None):
+    embedding = getattr(inner, "embed_tokens", None)
+    embedding = getattr(embedding, "base_layer", embedding)  # vLLM shares it without the adapters of requests
+    if scales.reads_as_target and model.model.embed_tokens is embedding:
         factor = getattr(inner, "normalizer", 1) * factor
     if factor != 1:
         model.model.embed_tokens = ScaledEmbedding(model.model.embed_tokens, factor)
