@@ -79,12 +79,19 @@ GATED_DELTA_RULE = (
     "Qwen3_5MoeForConditionalGeneration",
 )
 """Architectures whose recurrent layers all are vLLM's ``QwenGatedDeltaNetAttention``."""
+MAMBA_2 = (
+    "FalconH1ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "NemotronHForCausalLM",
+    "NemotronHPuzzleForCausalLM",
+)
+"""Architectures whose recurrent layers all are vLLM's ``MambaMixer2``."""
 
 
 def is_other_hybrid(model: Any) -> bool:
     """Whether the target of this ``ModelConfig`` has recurrent layers that we have no kernels for."""
     recurrent = bool(model.is_hybrid or model.is_attention_free)
-    return recurrent and not set(model.architectures or ()) & set(GATED_DELTA_RULE)
+    return recurrent and not set(model.architectures or ()) & {*GATED_DELTA_RULE, *MAMBA_2}
 
 
 def is_quantised(kv_cache_dtype: str) -> bool:

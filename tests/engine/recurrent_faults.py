@@ -1,46 +1,52 @@
 """Deliberate faults in recurrent layers, as those in ``faults.py``."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+Advance = Callable[..., None]
+
 
 def go_on_as_chains() -> None:
     """States go on along the first rows of each tree, as many as were accepted."""
-    import vllm_specext.engine.verification.recurrent as recurrent
 
-    stock = recurrent.advance
-
-    def advance(layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor, ends: Any) -> None:
+    def advance(stock: Advance, layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor, ends: Any) -> None:
         rows = path[:, :1] + torch.arange(path.shape[1], device=path.device)
         stock(layers, kept, slots, rows.clamp(max=kept.mixed.shape[1] - 1), counts, ends)
 
-    recurrent.advance = advance
+    _advance_by(advance)
 
 
 def stay_behind() -> None:
     """The last accepted node of a longer path changes no state."""
-    import vllm_specext.engine.verification.recurrent as recurrent
 
-    stock = recurrent.advance
-
-    def advance(layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor, ends: Any) -> None:
+    def advance(stock: Advance, layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor, ends: Any) -> None:
         stock(layers, kept, slots, path, (counts - 1).clamp(min=1), ends)
 
-    recurrent.advance = advance
+    _advance_by(advance)
 
 
 def leave_no_states() -> None:
     """Where a block of tokens ends on the way of an accepted path, the cache keeps the state before it."""
-    import vllm_specext.engine.verification.recurrent as recurrent
 
-    stock = recurrent.advance
+    def advance(stock: Advance, layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor, ends: Any) -> None:
+        stock(layers, kept, slots, path, counts, None)
 
-    def advance(layers: Any, kept: Any, slots: Any, path: Tensor, counts: Tensor, ends: Any) -> None:
-        stock(layers, kept, slots, path, counts)
+    _advance_by(advance)
 
-    recurrent.advance = advance
+
+def _advance_by(faulty: Callable[..., None]) -> None:
+    from vllm_specext.kernels.recurrent import StateRule
+
+    stock = StateRule.advance
+
+    def advance(self: Any, *arguments: Any) -> None:
+        faulty(partial(stock, self), *arguments)
+
+    StateRule.advance = advance  # type: ignore[method-assign]
 
 
 def convolve_in_order() -> None:

@@ -1,5 +1,5 @@
-"""Cached prefixes of a hybrid target, whose recurrent states stay where blocks of tokens end, also where an accepted
-path passes such an end."""
+"""Cached prefixes of hybrid targets, whose recurrent states stay where blocks of tokens end, also where an accepted path
+passes such an end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.conftest import Result
 from tests.engine.hybrid import LEVELS, hybrid_tree, make_hybrid
+from tests.engine.mamba_hybrid import make_granite
 from tests.engine.test_given import PREDICTION
 from tests.engine.test_lossless import differing
 from tests.engine.workload import GREEDY, requests
@@ -22,10 +23,11 @@ KEEP_ALL: dict[str, Any] = {"prefix_cache_retention_interval": BLOCK}
 HITS = "vllm:prefix_cache_hits"
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=[(make_hybrid, 0.05), (make_granite, 0.005)], ids=["qwen", "granite"])
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Answers depend on the recurrent layers so much that their drafter has to be helped by predictions."""
-    return make_hybrid(tmp_path_factory.mktemp("hybrid"), share=0.05)
+    make, share = request.param
+    return make(tmp_path_factory.mktemp("hybrid"), share=share)
 
 
 @pytest.fixture(scope="module")

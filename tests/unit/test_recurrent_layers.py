@@ -2,17 +2,18 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from vllm_specext.engine import gated_delta_layers
 from vllm_specext.engine.config import SpecExtConfig
 from vllm_specext.engine.hooks import runner_patches, warm_up_patches
-from vllm_specext.engine.verification import recurrent
-from vllm_specext.engine.verification.recurrent import RecurrentLayers
+from vllm_specext.engine.recurrent import gated_delta, layers, state_space
+from vllm_specext.engine.recurrent.kind import RecurrentKind
+from vllm_specext.engine.recurrent.layers import RecurrentLayers
 
 
 def configuration(schedule: list[list[int]]) -> Any:
@@ -50,7 +51,7 @@ def served_in_warm_up(config: Any, fail: bool = False) -> int:
 def test_the_warm_up_has_as_many_requests_as_rows_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     config = configuration([[1, 4, 24], [5, 16, 4], [17, 1024, 0]])
     assert served_in_warm_up(config) == 1024  # no such layers
-    monkeypatch.setattr(gated_delta_layers, "recurrent_layers", lambda config: {"one": None})
+    monkeypatch.setattr(layers, "recurrent_layers", lambda config: (gated_delta.KIND, {"one": None}))
     assert served_in_warm_up(config) == 1024 // 25  # without drafts, 1024 requests have as many rows
     assert served_in_warm_up(configuration([[1, 4, 24]])) == 4
     assert served_in_warm_up(configuration([[1, 4, 24]]), fail=True) == 4
@@ -59,14 +60,29 @@ def test_the_warm_up_has_as_many_requests_as_rows_can_be_kept(monkeypatch: pytes
     assert served_in_warm_up(others) == 1024
 
 
-def test_caches_that_are_to_go_are_held_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent, "_wrap", lambda module, layer: None)
+DELTA: dict[str, Any] = {
+    "conv1d": SimpleNamespace(weight=torch.zeros(8, 1, 4)),
+    "A_log": torch.zeros(2),
+    "num_k_heads": 1,
+    "num_v_heads": 2,
+}
+SPACE: dict[str, Any] = {
+    "conv1d": SimpleNamespace(bias=None),
+    "conv_weights": torch.zeros(8, 4),
+    "A": torch.zeros(2),
+    "D": torch.zeros(2),
+    "num_heads": 2,
+    "n_groups": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"), [(gated_delta.KIND, DELTA), (state_space.KIND, SPACE)], ids=["delta", "space"]
+)
+def test_caches_that_are_to_go_are_held_by_nothing(kind: RecurrentKind, own: dict[str, Any]) -> None:
     module = SimpleNamespace(
-        conv1d=SimpleNamespace(weight=torch.zeros(8, 1, 4)),
-        A_log=torch.zeros(2),
+        **own,
         dt_bias=torch.zeros(2),
-        num_k_heads=1,
-        num_v_heads=2,
         tp_size=1,
         conv_dim=8,
         conv_kernel_size=4,
@@ -74,15 +90,16 @@ def test_caches_that_are_to_go_are_held_by_nothing(monkeypatch: pytest.MonkeyPat
     )
     config = configuration([[1, 1, 2]])
     config.model_config = SimpleNamespace(dtype=torch.float32)
-    monkeypatch.setattr(SpecExtConfig, "levels", 2)
-    layers = RecurrentLayers({"one": module}, config, torch.device("cpu"))
-    (layer,) = layers._layers.values()
+    config.speculative_config = SimpleNamespace(levels=2, schedule=[[1, 1, 2]])
+    unwrapped = replace(kind, wrap=lambda module, verifier: None)
+    made = RecurrentLayers(unwrapped, {"one": module}, config, torch.device("cpu"))
+    (layer,) = made._layers.values()
     layer.now()
     held = weakref.ref(module.kv_cache[1])
-    module.kv_cache = []
+    module.kv_cache = ()
     gc.collect()
     assert held() is not None  # or this test shows nothing
-    layers.forget_caches()
+    made.forget_caches()
     gc.collect()
     assert held() is None
 

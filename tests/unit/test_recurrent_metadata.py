@@ -9,8 +9,8 @@ from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
 
 from tests.engine.hybrid import RECURRENT
 from vllm_specext.engine.config import SpecExtConfig
-from vllm_specext.engine.verification.recurrent_metadata import OneStateMetadata, caches_prefixes, find_slots
-from vllm_specext.engine.verification.state_pages import without_drafts
+from vllm_specext.engine.recurrent.metadata import OneStateMetadata, caches_prefixes, find_slots
+from vllm_specext.engine.recurrent.state_pages import without_drafts
 from vllm_specext.errors import ConfigurationError
 
 
@@ -55,21 +55,8 @@ def test_our_drafts_make_no_state_larger() -> None:
 
 
 def metadata(block: int | None, table: torch.Tensor) -> OneStateMetadata:
-    counts = dict.fromkeys(
-        (
-            "prefills",
-            "prefill_tokens",
-            "decodes",
-            "decode_tokens",
-            "spec_decodes",
-            "spec_decode_tokens",
-            "actual_tokens",
-        ),
-        0,
-    )
     slots = torch.full((2, 8), -1, dtype=torch.int32)[:, : len(table)]
-    named = {f"num_{name}": count for name, count in counts.items()}
-    return OneStateMetadata(**named, drafted=len(table), table=table, block=block, slots_and_ends=slots)
+    return OneStateMetadata(drafted=len(table), table=table, block=block, slots_and_ends=slots)
 
 
 def test_slots_are_those_of_the_blocks_of_last_and_next_tokens() -> None:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import wrap
-from vllm_specext.kernels.gated_delta import naive
+from vllm_specext.kernels.gated_delta.naive import rule
+from vllm_specext.kernels.recurrent.naive import follow
 
 CHUNK = 64
 """Rows of a prompt that are computed at once."""
@@ -95,7 +96,7 @@ def run(module: Any, metadata: Any, mixed: Tensor, gates: Tensor, out: Tensor) -
     ``metadata``: vLLM's, of a step without drafts: requests of one row, then others. ``mixed`` ``[T, C]``, ``gates``
     ``[T, 2 Hv]``.
     """
-    from vllm_specext.engine.gated_delta_layers import layer_of
+    from vllm_specext.engine.recurrent.gated_delta import layer_of
 
     if metadata.spec_sequence_masks is not None:
         raise NotImplementedError("vLLM's own drafts for a hybrid target on a CPU need --dtype bfloat16")
@@ -103,13 +104,13 @@ def run(module: Any, metadata: Any, mixed: Tensor, gates: Tensor, out: Tensor) -
     slots, starts = metadata.non_spec_state_indices_tensor.long(), metadata.non_spec_query_start_loc.tolist()
     if count := metadata.num_decodes:
         rows, once = torch.arange(count)[:, None], torch.ones(count, dtype=torch.int32)
-        out[:count] = naive.follow(mixed, gates, layer, slots[:count], rows, once)[:, 0].to(out.dtype)
+        out[:count] = follow(rule, mixed, gates, layer, slots[:count], rows, once)[:, 0].to(out.dtype)
     for request in range(count, count + metadata.num_prefills):
         slot = slots[request : request + 1]
         if not metadata.has_initial_state[request]:
             layer.states[slot], layer.conv_states[slot] = 0, 0
         for rows in torch.arange(starts[request], starts[request + 1]).split(CHUNK):
-            results = naive.follow(mixed, gates, layer, slot, rows[None], torch.tensor([len(rows)]))
+            results = follow(rule, mixed, gates, layer, slot, rows[None], torch.tensor([len(rows)]))
             out[rows] = results[0].to(out.dtype)
 
 

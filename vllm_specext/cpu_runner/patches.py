@@ -6,6 +6,7 @@ from typing import Any
 from vllm_specext.cpu_runner.eager_layers import load_model
 from vllm_specext.cpu_runner.gated_delta import wrap_layer, wrap_operation
 from vllm_specext.cpu_runner.install import install
+from vllm_specext.cpu_runner.state_space import wrap_mixer
 from vllm_specext.cpu_runner.unsupported import refuse_unsupported
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.changes.wrapping import when_loaded, wrap
@@ -23,6 +24,7 @@ def wrap_platform(platform: Any) -> None:
     when_loaded("vllm.v1.worker.gpu_worker", _pass_check_of_worker)
     when_loaded("vllm.model_executor.layers.mamba.ops.cpu.gdn_attention", wrap_operation)
     when_loaded("vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn", wrap_layer)
+    when_loaded("vllm.model_executor.layers.mamba.mamba_mixer2", wrap_mixer)
 
 
 def _wrap_loader(module: Any) -> None:

@@ -41,11 +41,10 @@ def wrap_warm_up() -> None:
 def _warmup_kernels(original: Callable) -> Callable:
     def warmup_kernels(model_runner: Any, *args: Any, **kwargs: Any) -> None:
         from vllm_specext.engine.config import is_ours
-        from vllm_specext.engine.gated_delta_layers import recurrent_layers
-        from vllm_specext.engine.verification.recurrent import most_rows
+        from vllm_specext.engine.recurrent.layers import most_rows, recurrent_layers
 
         config = model_runner.vllm_config
-        if not is_ours(config.speculative_config) or not recurrent_layers(config):
+        if not is_ours(config.speculative_config) or recurrent_layers(config) is None:
             original(model_runner, *args, **kwargs)
             return
         scheduler = model_runner.scheduler_config

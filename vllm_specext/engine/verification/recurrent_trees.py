@@ -10,9 +10,9 @@ from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.recurrent.layers import RecurrentLayers
 from vllm_specext.engine.verification.layout import AcceptedPaths, TreeLayout
-from vllm_specext.engine.verification.recurrent import RecurrentLayers
-from vllm_specext.kernels.gated_delta import GatedDeltaRows, rows_before
+from vllm_specext.kernels.recurrent import TreeRows, rows_before
 from vllm_specext.tree.topology import Topology
 
 
@@ -56,7 +56,7 @@ class RecurrentTrees:
         """Have the step over ``batch``, with this ``metadata``, see the trees of ``layout``."""
         before = self._before[: layout.requests, : layout.query]
         before.copy_(rows_before(layout.visible, self.layers.taps))
-        rows = GatedDeltaRows(layout.starts, layout.visible, before, layout.rows, self.layers.levels)
+        rows = TreeRows(layout.starts, layout.visible, before, layout.rows, self.layers.levels)
         captured = layout.chain_positions is None
         self.layers.attach(metadata, rows, batch, without_state(batch, 0 if captured else layout.requests))
 
@@ -74,7 +74,7 @@ class RecurrentChains:
         self._visible = Topology.chain(requests, nodes - 1, device).ancestors
         self._before = rows_before(self._visible, layers.taps)
         self._places = torch.arange(nodes, device=device)
-        self._begun: tuple[dict[str, Any], GatedDeltaRows] | None = None
+        self._begun: tuple[dict[str, Any], TreeRows] | None = None
 
     def forget_caches(self) -> None:
         """Hold nothing of the caches that the layers have now, nor of the last step."""
@@ -89,7 +89,7 @@ class RecurrentChains:
         if requests == 0:
             return
         query = int(batch.num_scheduled_tokens[:requests].max())
-        rows = GatedDeltaRows(
+        rows = TreeRows(
             batch.query_start_loc[: requests + 1],
             self._visible[:requests, :query],
             self._before[:requests, :query],

@@ -1,109 +1,32 @@
-"""What the gated delta rule (arXiv 2412.06464) knows of a layer, and of the draft trees of a step.
+"""What the gated delta rule (arXiv 2412.06464) knows of a layer, as Qwen3-Next and Qwen3.5 have them.
 
-A layer of Qwen3-Next and Qwen3.5 keeps for each request the last inputs of a short convolution and, for each head, one
-matrix from keys to values, its state. Shapes: ``C = 2 Hk K + Hv V`` channels of the convolution, ``Hk`` key heads of
-width ``K``, ``Hv`` value heads of width ``V``, ``W`` taps of the convolution.
+A head's state is a matrix from keys to values. Shapes: ``C = 2 Hk K + Hv V`` channels of the convolution, ``Hk`` key
+heads of width ``K``, ``Hv`` value heads of width ``V``, which are the heads that have states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from vllm_specext.tree.topology import unpack
+from vllm_specext.kernels.recurrent import RecurrentLayer
 
 
-@dataclass(frozen=True)
-class GatedDeltaLayer:
-    """Weights of a layer, and where it keeps the states of requests, by state slot ``S``."""
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaLayer(RecurrentLayer):
+    """Channels are those of queries, then keys, then values. ``decay`` ``[Hv]``: logarithms, vLLM's ``A_log``.
+    ``states`` ``[S, Hv, K, V]``. Gates: vLLM's ``a``, then ``b``."""
 
-    conv_weight: Tensor
-    """``[C, W]``: queries' channels, then keys', then values'; the last tap is of the row itself."""
-    decay: Tensor
-    """Logarithms of the heads' decay, ``[Hv]``: vLLM's ``A_log``."""
-    step_bias: Tensor
-    """``[Hv]``: vLLM's ``dt_bias``."""
-    conv_states: Tensor
-    """The last inputs of the convolution, oldest first, ``[S, C, W - 1]``."""
-    states: Tensor
-    """``[S, Hv, K, V]``."""
     key_heads: int
-
-    @property
-    def value_heads(self) -> int:
-        return self.states.shape[1]
-
-    @property
-    def taps(self) -> int:
-        return self.conv_weight.shape[1]
 
     @property
     def key_width(self) -> int:
         """Channels of all keys, and of all queries, ``Hk K``."""
         return self.key_heads * self.states.shape[2]
 
-    def heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys ``[..., Hk, K]`` and values ``[..., Hv, V]`` of channels ``[..., C]``."""
-        query, key, value = mixed.split((self.key_width, self.key_width, mixed.shape[-1] - 2 * self.key_width), dim=-1)
+        query, key, value = rows.split((self.key_width, self.key_width, rows.shape[-1] - 2 * self.key_width), dim=-1)
         shape = (self.key_heads, self.states.shape[2])
         return query.unflatten(-1, shape), key.unflatten(-1, shape), value.unflatten(-1, self.states.shape[1::2])
-
-
-@dataclass(frozen=True)
-class GatedDeltaRows:
-    """The draft trees of ``R`` requests: the first ``num_rows`` rows of a step, at most ``N`` for each request."""
-
-    starts: Tensor
-    """First row of each request, and one row after the last, ``[R + 1]`` int32."""
-    visible: Tensor
-    """Nodes that a node sees, itself included, as bits, ``[R, N, words]`` int32."""
-    before: Tensor
-    """For each node its nearest ancestors, the nearest first, ``[R, N, W - 1]`` int32: nodes, or, before the root,
-    -1 for the row before it, -2 for the one before that, and so on."""
-    num_rows: int
-    levels: int
-    """The most nodes below the root that one path has."""
-
-
-@dataclass(frozen=True)
-class KeptRows:
-    """What layers were given for the rows of a step's trees, until the accepted paths are known. For ``L`` layers and
-    up to ``T`` rows."""
-
-    mixed: Tensor
-    """Queries, keys and values before the convolution, ``[L, T, C]``."""
-    gates: Tensor
-    """vLLM's ``a``, then ``b``, ``[L, T, 2 Hv]``."""
-
-
-@dataclass(frozen=True)
-class BlockEnds:
-    """Where states stay that a path passes on its way, because a block of tokens ends there, which another request may
-    go on from. A path passes one end at most."""
-
-    slots: Sequence[Tensor]
-    """State slots for them, for each layer ``[R]`` int32; a request's own slot where its path cannot pass an end."""
-    rows: Tensor
-    """How many rows of a path there are up to the end, ``[R]`` int32, at least 1."""
-
-
-def rows_before(visible: Tensor, taps: int) -> Tensor:
-    """``before`` of `GatedDeltaRows` ``[R, N, taps - 1]`` for nodes that see ``visible`` ``[R, N, words]``. The nodes
-    of a path are in ascending order, so that the highest bit below a node's own is its parent's."""
-    nodes = visible.shape[1]
-    node = torch.arange(nodes, dtype=torch.int32, device=visible.device)
-    # The rows before the root follow where no ancestors are left, one after the other.
-    seen = unpack(visible, nodes) & (node < node[:, None])
-    earlier = torch.where(seen, node, -1)
-    found = torch.empty(*visible.shape[:2], taps - 1, dtype=torch.int32, device=visible.device)
-    for place in range(taps - 1):
-        nearest = earlier.amax(dim=2)
-        if place > 0:
-            above = found[:, :, place - 1]
-            nearest = torch.where(above < 0, above - 1, nearest)
-        found[:, :, place] = nearest
-        earlier = torch.where(earlier == nearest[:, :, None], -1, earlier)
-    return found

@@ -5,59 +5,51 @@ rows of trees there is none of it, and the others are a step of their own.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.attention.backends.gdn_attn import (
-    GDNAttentionBackend,
-    GDNAttentionMetadata,
-    GDNAttentionMetadataBuilder,
-)
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.kernels.gated_delta import GatedDeltaRows
+from vllm_specext.kernels.recurrent import TreeRows
 
 
 @dataclass
-class OneStateMetadata(GDNAttentionMetadata):
+class OneStateMetadata:
     """Metadata of a step whose first requests verify drafts."""
 
-    drafted: int = field(kw_only=True)
+    drafted: int
     """How many requests do."""
-    table: Tensor = field(kw_only=True)
+    table: Tensor
     """Their block table ``[V, blocks]`` int32, of state slots."""
-    block: int | None = None
+    block: int | None
     """Where prefixes are cached: the tokens in a block. Else each request has one slot."""
-    slots_and_ends: Tensor = field(kw_only=True)
+    slots_and_ends: Tensor
     """The state slots that they have in this step; and where prefixes are cached, those of the blocks in which their
     next tokens lie, which get the states where these blocks end: ``[2, V]`` int32. `find_slots` fills it in."""
     rows_to_ends: Tensor | None = None
     """How many rows there are up to there, ``[V]`` int32; ``None`` where no prefixes are cached."""
-    others: GDNAttentionMetadata | None = None
+    others: Any = None
     """vLLM's metadata of the rows after them, as a step of their own; ``None`` where there are none."""
-    trees: GatedDeltaRows | None = None
+    trees: TreeRows | None = None
     """The rows of these requests."""
 
     def __post_init__(self) -> None:
         self.slots, self.ends = self.slots_and_ends
 
 
-class OneStateBackend(GDNAttentionBackend):
-    """vLLM's, with this builder."""
+class OneStateBuilder:
+    """Comes before the class of vLLM's builder of a kind of layers, which verifies no drafts."""
 
-    @staticmethod
-    def get_builder_cls() -> type["OneStateBuilder"]:
-        return OneStateBuilder
+    kv_cache_spec: Any
+    vllm_config: Any
+    device: torch.device
 
-
-class OneStateBuilder(GDNAttentionMetadataBuilder):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.num_spec, self.use_spec_decode = 0, False
         block = self.kv_cache_spec.block_size
         self._block = block if caches_prefixes(self.vllm_config, block) else None
         # A captured graph reads the slots of states, and tables of addresses name both rows.
@@ -71,30 +63,23 @@ class OneStateBuilder(GDNAttentionMetadataBuilder):
         num_accepted_tokens: Tensor | None = None,
         num_decode_draft_tokens_cpu: Tensor | None = None,
         fast_build: bool = False,
-    ) -> GDNAttentionMetadata:
-        step = common_attn_metadata
+    ) -> Any:
+        step, stock = common_attn_metadata, super()
         # vLLM sorts requests that verify drafts before all others.
         drafted = 0 if num_decode_draft_tokens_cpu is None else int((num_decode_draft_tokens_cpu > 0).sum())
         if drafted == 0:
-            return super().build(common_prefix_len, step)
+            return stock.build(common_prefix_len, step)
         rows = int(step.query_start_loc_cpu[drafted])
-        total = int(step.query_start_loc_cpu[-1])
+        others = int(step.query_start_loc_cpu[-1]) > rows
         return OneStateMetadata(
-            num_prefills=0,
-            num_prefill_tokens=0,
-            num_decodes=0,
-            num_decode_tokens=0,
-            num_spec_decodes=0,
-            num_spec_decode_tokens=0,
-            num_actual_tokens=total,
             drafted=drafted,
             table=step.block_table_tensor[:drafted],
             block=self._block,
             slots_and_ends=self._slots[:, :drafted],
-            others=super().build(common_prefix_len, _after(step, drafted, rows)) if total > rows else None,
+            others=stock.build(common_prefix_len, _after(step, drafted, rows)) if others else None,
         )
 
-    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> GDNAttentionMetadata:
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Any:
         drafted = common_attn_metadata.query_start_loc_cpu.diff() - 1
         return self.build(0, common_attn_metadata, num_decode_draft_tokens_cpu=drafted)
 

@@ -1,0 +1,118 @@
+"""Small targets with layers of Mamba-2, as Granite 4, Nemotron-H and Falcon-H1 have them, and a drafter for the first.
+
+All have random weights. The attention layers of the Granite are the drafter's; what its recurrent layers add is as much
+as makes the drafter wrong about every third token, and would change as many tokens if it were wrong.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from tests.engine.hybrid import ATTENTION, KEYS, PERIOD, SHARPNESS
+from tests.engine.workload import copy_tokenizer
+
+COMMON = {key: KEYS[key] for key in KEYS if key not in ("rope_parameters", "head_dim")}
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+KINDS = ["mamba"] * (PERIOD - 1) + ["attention"]
+GRANITES: dict[str, Any] = {
+    "layer_types": KINDS * ATTENTION,
+    "num_hidden_layers": len(KINDS) * ATTENTION,
+    "num_local_experts": 0,
+    "shared_intermediate_size": KEYS["intermediate_size"],
+    "attention_multiplier": KEYS["head_dim"] ** -0.5,
+    "position_embedding_type": "rope",
+    "mamba_expand": 1,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_d_state": 24,
+    "mamba_n_groups": 1,  # of several, vLLM's norm takes each alone, and transformers' all together
+    "mamba_d_conv": 4,
+    "mamba_chunk_size": 32,
+}
+
+
+def make_granite(folder: Path, share: float = 0.001) -> tuple[Path, Path]:
+    """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add."""
+    torch.manual_seed(0)
+    drafter = transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON, **ROPE, num_hidden_layers=ATTENTION))
+    target = transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**COMMON, **ROPE, **GRANITES))
+    with torch.no_grad():
+        for model in (drafter, target):
+            _draw(model.named_parameters())
+        for place, layer in enumerate(target.model.layers):
+            if layer.mamba is not None:
+                layer.mamba.out_proj.weight.mul_(share)
+                layer.shared_mlp.output_linear.weight.mul_(share)
+                continue
+            own = drafter.model.layers[place // PERIOD]
+            layer.self_attn.load_state_dict(own.self_attn.state_dict())
+            both = torch.cat((own.mlp.gate_proj.weight, own.mlp.up_proj.weight))
+            layer.shared_mlp.input_linear.weight.copy_(both)
+            layer.shared_mlp.output_linear.weight.copy_(own.mlp.down_proj.weight)
+        target.model.embed_tokens.weight.copy_(drafter.model.embed_tokens.weight)
+        drafter.lm_head.weight.mul_(SHARPNESS)
+        target.lm_head.weight.copy_(drafter.lm_head.weight)
+    return _save(target, folder / "target"), _save(drafter, folder / "drafter")
+
+
+def make_nemotron(folder: Path) -> Path:
+    """With several groups of heads, and no bias of the convolution. vLLM runs no experts of this model on a CPU."""
+    config = transformers.NemotronHConfig(
+        **COMMON,
+        head_dim=KEYS["head_dim"],
+        layers_block_type=["mamba", "mlp", "mamba", "attention", "mamba", "mlp", "attention"],
+        mamba_num_heads=8,
+        mamba_head_dim=32,
+        ssm_state_size=24,
+        n_groups=4,
+        conv_kernel=4,
+        use_conv_bias=False,
+        chunk_size=32,
+    )
+    return _random(transformers.NemotronHForCausalLM(config), folder)
+
+
+def make_falcon(folder: Path) -> Path:
+    """With attention beside the recurrent part of each layer."""
+    config = transformers.FalconH1Config(
+        **COMMON,
+        **ROPE,
+        num_hidden_layers=4,
+        mamba_d_ssm=256,
+        mamba_n_heads=8,
+        mamba_d_head=32,
+        mamba_d_state=24,
+        mamba_n_groups=1,
+        mamba_d_conv=4,
+        mamba_chunk_size=32,
+    )
+    return _random(transformers.FalconH1ForCausalLM(config), folder)
+
+
+def _random(model: Any, folder: Path) -> Path:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        _draw(model.named_parameters())
+        model.lm_head.weight.mul_(SHARPNESS)
+    return _save(model, folder)
+
+
+def _draw(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    for name, weight in parameters:
+        if weight.ndim > 1:
+            weight.normal_(0, 0.5 if "conv1d" in name else 0.08)
+        elif name.endswith("A_log"):
+            weight.uniform_(-3, 0)
+        elif name.endswith(("dt_bias", "conv1d.bias", ".D")):
+            weight.normal_()
+
+
+def _save(model: Any, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    copy_tokenizer(folder)
+    model.float().save_pretrained(folder)
+    return folder
