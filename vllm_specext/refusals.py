@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from vllm_specext.architectures import is_other_hybrid
 from vllm_specext.declaration import Declaration, Reads
 from vllm_specext.errors import ConfigurationError
 
@@ -62,36 +63,8 @@ class Refused(NamedTuple):
     """Whether the method's chains work with the feature."""
 
 
-LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Architectures whose decoder layers are attention after a norm and an MLP after another norm, so that each can run
-alone."""
-
-
 FLOAT8_CACHES = ("fp8", "fp8_e4m3")
 """Types of keys and values in float8 that tree attention reads. vLLM takes both for E4M3."""
-
-
-GATED_DELTA_RULE = (
-    "Qwen3NextForCausalLM",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForCausalLM",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForConditionalGeneration",
-)
-"""Architectures whose recurrent layers all are vLLM's ``QwenGatedDeltaNetAttention``."""
-MAMBA_2 = (
-    "FalconH1ForCausalLM",
-    "GraniteMoeHybridForCausalLM",
-    "NemotronHForCausalLM",
-    "NemotronHPuzzleForCausalLM",
-)
-"""Architectures whose recurrent layers all are vLLM's ``MambaMixer2``."""
-
-
-def is_other_hybrid(model: Any) -> bool:
-    """Whether the target of this ``ModelConfig`` has recurrent layers that we have no kernels for."""
-    recurrent = bool(model.is_hybrid or model.is_attention_free)
-    return recurrent and not set(model.architectures or ()) & {*GATED_DELTA_RULE, *MAMBA_2}
 
 
 def is_quantised(kv_cache_dtype: str) -> bool:
@@ -256,14 +229,28 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "recurrent",
-        "a hybrid or attention-free target (Mamba, linear attention) other than Qwen3-Next and Qwen3.5",
+        "a hybrid or attention-free target whose recurrent layers (Mamba, linear attention) are of another kind",
         lambda launch: is_other_hybrid(launch.model),
         "its recurrent state cannot be rolled back to the accepted token",
         bearable=False,
     ),
     Feature(
-        "gated_delta_rule",
-        "a hybrid target with gated delta rules (Qwen3-Next, Qwen3.5)",
+        "replayed_states",
+        "--use-replayssm",
+        lambda launch: bool(launch.arguments.use_replayssm),
+        "drafts are verified from one state for each request, and not from inputs that are kept in its place",
+        bearable=False,
+    ),
+    Feature(
+        "rounded_states",
+        "--enable-mamba-cache-stochastic-rounding",
+        lambda launch: bool(launch.arguments.enable_mamba_cache_stochastic_rounding),
+        "states that go on along accepted drafts are rounded to the nearest number",
+        bearable=False,
+    ),
+    Feature(
+        "hybrid",
+        "a hybrid target with recurrent layers (Qwen3-Next, Qwen3.5, Granite 4, Nemotron-H, Falcon-H1)",
         lambda launch: bool(launch.model.is_hybrid),
         reasons=_for_readers_of_the_cache("its recurrent layers have no keys and values that the drafter could read"),
     ),

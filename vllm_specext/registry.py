@@ -59,7 +59,7 @@ OVER_HIDDEN_STATES = COMMON | {
     "sliding_window",
     "float8_cache",
     "mrope",
-    "gated_delta_rule",
+    "hybrid",
     "mla",
 }
 WITHOUT_CONNECTOR = OVER_HIDDEN_STATES - {"ec_connector"}
@@ -275,7 +275,7 @@ CAPTURE = Method(
                 "tensor_parallel",
                 "skip_tokenizer_init",
                 "sliding_window",
-                "gated_delta_rule",
+                "hybrid",
                 "mla",
                 "multimodal",
                 "mrope",

@@ -160,6 +160,24 @@ def with_recurrent_layers() -> dict[str, Configuration]:
         # vLLM's warm-up has as many requests, each with the longest draft.
         "hybrid tree, room for many requests": replace(trees, llm=trees.llm | MANY_REQUESTS),
         "hybrid chain": replace(trees, llm=foreign("slem", models[1]) | target),
+    } | with_mamba_2()
+
+
+def with_mamba_2() -> dict[str, Configuration]:
+    """The same of the other kind of such layers."""
+    from tests.engine.hybrid import hybrid_tree
+    from tests.engine.mamba_hybrid import make_granite
+    from tests.engine.test_foreign import foreign
+
+    # Widths as real ones are, powers of two.
+    models = make_granite(kept_to_the_end(), mamba_d_state=64)
+    target = IN_GRAPHS | HALF | {"model": str(models[0]), "mamba_ssm_cache_dtype": "float32"}
+    trees = Configuration(hybrid_tree(models) | target, against="plain, mamba-2", allowed=RANDOM_MAY_DIFFER)
+    return {
+        "plain, mamba-2": Configuration(target, against=None),
+        "mamba-2 tree": trees,
+        "mamba-2 tree, states of chains": replace(trees, fault="go_on_as_chains"),
+        "mamba-2 chain": replace(trees, llm=foreign("slem", models[1]) | target),
     }
 
 

@@ -16,6 +16,8 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3NextConfig,
@@ -52,6 +54,15 @@ RECURRENT = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+MAMBA_2 = {
+    "layer_types": ["mamba", "attention"] * 2,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 64,
+    "mamba_d_state": 16,
+    "num_local_experts": 0,
+    "shared_intermediate_size": KEYS["intermediate_size"],
+    "attention_multiplier": KEYS["head_dim"] ** -0.5,
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 ONE_MLP_WITH_EXPERTS = EXPERTS | {"shared_expert_intermediate_size": 64, "mlp_only_layers": [1, 2, 3]}
 
@@ -71,6 +82,10 @@ def qwen3() -> Any:
 
 def qwen3_next() -> Any:
     return Qwen3NextForCausalLM(Qwen3NextConfig(**KEYS | RECURRENT | ONE_MLP_WITH_EXPERTS))
+
+
+def granite() -> Any:
+    return GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**KEYS | MAMBA_2))
 
 
 def make_target(folder: Path, new: Callable[[], Any] = qwen3) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.mimo import make_mimo
-from tests.e2e.other_target import gemma3, gpt_oss, make_target, qwen3_next
+from tests.e2e.other_target import gemma3, gpt_oss, granite, make_target, qwen3_next
 from tests.e2e.test_train_methods import check_trained
 from tests.e2e.trainings import TWO_STAGES, Training
 from tests.engine.hybrid import one_layer
@@ -25,6 +25,7 @@ TITLES = {"griffin": ("GRIFFIN", "griffin"), "eagle3": ("EAGLE-3", "eagle3-tree"
         pytest.param(partial(make_target, new=gemma3), "griffin", id="gemma3"),
         pytest.param(partial(make_target, new=gpt_oss), "eagle3", id="gpt-oss"),
         pytest.param(partial(make_target, new=qwen3_next), "griffin", id="qwen3-next"),
+        pytest.param(partial(make_target, new=granite), "griffin", id="granite"),
         pytest.param(hearing, "griffin", id="hears"),
     ],
 )

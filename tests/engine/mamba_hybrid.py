@@ -35,11 +35,14 @@ GRANITES: dict[str, Any] = {
 }
 
 
-def make_granite(folder: Path, share: float = 0.001) -> tuple[Path, Path]:
-    """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add."""
+def make_granite(folder: Path, share: float = 0.001, **recurrent: int) -> tuple[Path, Path]:
+    """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add; ``recurrent``: other
+    sizes than theirs."""
     torch.manual_seed(0)
     drafter = transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON, **ROPE, num_hidden_layers=ATTENTION))
-    target = transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**COMMON, **ROPE, **GRANITES))
+    target = transformers.GraniteMoeHybridForCausalLM(
+        transformers.GraniteMoeHybridConfig(**COMMON, **ROPE, **GRANITES | recurrent)
+    )
     with torch.no_grad():
         for model in (drafter, target):
             _draw(model.named_parameters())

@@ -13,6 +13,7 @@ import transformers
 from benchmarks.mimo import make_mimo
 from tests.engine import latent
 from tests.engine.hybrid import make_hybrid
+from tests.engine.mamba_hybrid import make_falcon, make_granite, make_nemotron
 from tests.engine.test_architectures import make, save_random
 from tests.engine.test_capture import captured, fed, furthest, furthest_of_layers, known, rows_in
 from tests.engine.test_qwen_modules import ALL_BUT_EYES
@@ -49,6 +50,9 @@ KINDS = {
     "gpt-oss": Kind(gpt_oss, [1, 2, 3], TIGHT),
     "qwen3-next": Kind(lambda folder: make_hybrid(folder)[0], [2, 6, 9], TIGHT),
     "qwen3.5": Kind(lambda folder: make_hybrid(folder, sees=True)[0], [2, 6, 9], TIGHT, ALL_BUT_EYES),
+    "granite": Kind(lambda folder: make_granite(folder)[0], None, TIGHT),
+    "nemotron": Kind(make_nemotron, [1, 3, 5], TIGHT),
+    "falcon": Kind(make_falcon, None, TIGHT | {"num_gpu_blocks_override": 30}),
     # vLLM reads prompts of such targets in one piece on a CPU.
     "deepseek": Kind(deepseek, [1, 2, 3], FEW_BLOCKS, latent.LLM),
 }

@@ -73,8 +73,12 @@ def test_trees_give_the_tokens_of_plain_decoding(
 
 @pytest.mark.extended
 def test_drafts_in_bfloat16_reach_the_recurrent_layers(engines: Engines, models: tuple[Path, Path]) -> None:
-    """vLLM's own operation cannot read their metadata. Answers in bfloat16 differ from those in float32 somewhere, and
-    rarely at their beginning."""
+    """vLLM's own operation cannot read their metadata."""
+    answers_begin_as_in_float32(engines, models)
+
+
+def answers_begin_as_in_float32(engines: Engines, models: tuple[Path, Path]) -> None:
+    """Answers in bfloat16 differ from those in float32 somewhere, and rarely at their beginning."""
     torch.manual_seed(1)
     prompts = [torch.randint(4, 2048, (length,)).tolist() for length in (3, 20, 33, 64, 70, 100, 130, 200)]
     asked = [{"ids": ids, "sampling": GREEDY | {"max_tokens": 12, "ignore_eos": True}} for ids in prompts]

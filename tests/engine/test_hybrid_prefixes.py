@@ -1,5 +1,5 @@
-"""Cached prefixes of hybrid targets, whose recurrent states stay where blocks of tokens end, also where an accepted path
-passes such an end."""
+"""Cached prefixes of hybrid targets, whose recurrent states stay where blocks of tokens end, also where an accepted
+path passes such an end."""
 
 from collections.abc import Callable
 from pathlib import Path

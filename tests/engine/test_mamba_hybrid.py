@@ -15,7 +15,7 @@ from tests.engine.hybrid import LEVELS, NODES, hybrid_tree
 from tests.engine.mamba_hybrid import make_falcon, make_granite, make_nemotron
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
-from tests.engine.test_hybrid import GRAPHS, TIGHT, fewer
+from tests.engine.test_hybrid import GRAPHS, TIGHT, answers_begin_as_in_float32, fewer
 from tests.engine.test_lossless import differing, is_noticed
 from tests.engine.transformers_parts import plain_tokens_are_those_of_transformers
 
@@ -78,6 +78,12 @@ def test_where_memory_and_steps_are_tight(engines: Engines, models: tuple[Path, 
 )
 def test_a_deliberate_fault_is_noticed(engines: Engines, models: tuple[Path, Path], plain: Result, fault: str) -> None:
     assert is_noticed(engines, plain, hybrid_tree(models), fault)
+
+
+@pytest.mark.extended
+def test_drafts_in_bfloat16_reach_the_recurrent_layers(engines: Engines, tmp_path: Path) -> None:
+    """Where vLLM packs a convolution's weights, it wants channels in multiples of 32."""
+    answers_begin_as_in_float32(engines, make_granite(tmp_path, mamba_d_state=32))
 
 
 @pytest.mark.extended

@@ -18,6 +18,7 @@ from tests.engine.hybrid import hybrid_tree, make_hybrid
 from tests.engine.latent import LLM as LATENT
 from tests.engine.latent import make_target as make_latent
 from tests.engine.latent_drafters import make_drafter as make_latent_drafter
+from tests.engine.mamba_hybrid import make_granite
 from tests.engine.p_eagle import p_eagle_tree
 from tests.engine.pard import pard_tree
 from tests.engine.test_architectures import make
@@ -152,11 +153,13 @@ def test_two_ranks_share_the_heads_over_a_latent_cache(
     assert differing(two_ranks(trees, sabotage="skip_compaction"), plain) != []
 
 
+@pytest.mark.parametrize("make", [make_hybrid, make_granite], ids=["qwen", "granite"])
 def test_two_ranks_share_the_heads_of_recurrent_layers(
-    two_ranks: Engines, tmp_path_factory: pytest.TempPathFactory
+    two_ranks: Engines, tmp_path_factory: pytest.TempPathFactory, make: Callable[[Path], tuple[Path, Path]]
 ) -> None:
-    """The drafter knows all but these. Its own tokens are drafted as a chain, too, which vLLM's rule verifies."""
-    models = make_hybrid(tmp_path_factory.mktemp("hybrid"))
+    """The drafter knows all but these. Its own tokens are drafted as a chain, too, which vLLM's rule verifies. The
+    Granite's heads are one group, which both ranks have."""
+    models = make(tmp_path_factory.mktemp("hybrid"))
     plain = two_ranks({"model": str(models[0])})
     for llm in (hybrid_tree(models), foreign("slem", models[1]) | {"model": str(models[0])}):
         result = two_ranks(llm)

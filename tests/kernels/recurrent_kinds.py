@@ -123,9 +123,9 @@ KINDS = {
         state_space,
         step_by_state_space,
         {
-            "alike": {"groups": 2, "heads": 2, "keys": 16, "values": 16},
+            "alike": {"groups": 2, "heads": 2, "keys": 16, "values": 72},
             "grouped": {"groups": 2, "heads": 6, "keys": 40, "values": 24},
-            "wide": {"groups": 1, "heads": 3, "keys": 32, "values": 72, "taps": 2, "bias": False},
+            "wide": {"groups": 1, "heads": 3, "keys": 136, "values": 16, "taps": 2, "bias": False},
         },
     ),
 }

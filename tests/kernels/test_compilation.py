@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from compiling import PROCESSORS, Launched, compiled, dumped
+from compiling import Launched, compiled, dumped
 
-from vllm_specext.options.check import MOST_BESIDE_STATES
 from vllm_specext.tree.topology import Topology
 
 __all__ = ["compiled"]
@@ -153,60 +152,3 @@ def test_kv_slots_compile(compiled: tuple[int, Launched], rows: int, page_size: 
         kv_slots(table, slots, written, page_size, 8 * page_size)
     assert [name for name, _ in compiled[1]] == ["_kv_slots_kernel"] * 2
     assert compiled[1][0][1].asm["cubin"] == compiled[1][1][1].asm["cubin"]  # whatever the strides are
-
-
-@pytest.mark.parametrize(
-    "nodes", [24, 60, *(pytest.param(number, marks=pytest.mark.extended) for number in (5, 1 + MOST_BESIDE_STATES))]
-)
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.bfloat16, *(pytest.param(kind, marks=pytest.mark.extended) for kind in (torch.float16, torch.float32))],
-    ids=str,
-)
-def test_gated_delta_rules_compile(
-    compiled: tuple[int, Launched], nodes: int, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    """Heads as Qwen3.5 has them. On an H100 and a B200 nothing of the usual trees is spilled to slower memory."""
-    from vllm_specext.kernels.gated_delta import (
-        BlockEnds,
-        GatedDeltaLayer,
-        GatedDeltaRows,
-        KeptRows,
-        kernel,
-        path_kernels,
-    )
-
-    key_heads, heads, width, taps, layers = 2, 6, 128, 4, 3
-    channels = (2 * key_heads + heads) * width
-    layer = GatedDeltaLayer(
-        conv_weight=torch.zeros(channels, taps).to(dtype),
-        decay=torch.zeros(heads),
-        step_bias=torch.zeros(heads).to(dtype),
-        conv_states=torch.zeros(4, taps - 1, channels).to(dtype).transpose(1, 2),
-        states=torch.zeros(4, heads, width, width).transpose(2, 3),
-        key_heads=key_heads,
-    )
-    starts = torch.tensor([0, nodes, 2 * nodes], dtype=torch.int32)
-    visible = torch.zeros(2, nodes, (nodes + 31) // 32, dtype=torch.int32)
-    rows = GatedDeltaRows(starts, visible, torch.zeros(2, nodes, taps - 1, dtype=torch.int32), 2 * nodes, 6)
-    mixed = torch.zeros(2 * nodes, channels).to(dtype)
-    gates = torch.zeros(2 * nodes, 2 * heads).to(dtype)
-    kept = KeptRows(mixed.expand(layers, -1, -1).clone(), gates.expand(layers, -1, -1).clone())
-    slots = torch.zeros(2, dtype=torch.int32)
-    out = torch.zeros(2 * nodes, heads, width).to(dtype)
-    kernel.attend(mixed, *gates.chunk(2, dim=1), layer, rows, slots, kept, 0, out)
-    ends = BlockEnds([slots] * layers, slots)
-    path_kernels.advance([layer] * layers, kept, [slots] * layers, torch.zeros(2, 7, dtype=torch.int64), slots, ends)
-    assert [name for name, _ in compiled[1]] == [
-        "_convolve_kernel",
-        "_attend_kernel",
-        "_follow_kernel",
-        "_shift_kernel",
-    ]
-    usage = [dumped(kernel, "-res-usage", tmp_path) for _, kernel in compiled[1]]
-    memory = PROCESSORS[compiled[0]].memory_of_program
-    # In float32 as many rows as are allowed have no room on cards with 99 KiB.
-    has_room = nodes <= 64 or dtype != torch.float32 or memory > 99 * 1024
-    assert all(kernel.metadata.shared <= memory for _, kernel in compiled[1]) == has_room
-    if dtype == torch.bfloat16 and compiled[0] in (90, 100) and nodes <= 64:
-        assert all("STACK:0 " in text for text in usage)

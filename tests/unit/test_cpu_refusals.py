@@ -49,7 +49,7 @@ def test_a_plain_configuration_is_served() -> None:
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size is 2, only 1 is allowed"),
         ({"enable_batch_sharded_sampling": True}, "enable_batch_sharded_sampling is True"),
         ({"enable_adaptive_verification": True}, "enable_adaptive_verification is True"),
-        ({"is_hybrid": True}, "hybrid of attention and other layers than gated delta rules"),
+        ({"is_hybrid": True}, "hybrid with other layers than gated delta rules and Mamba-2"),
         ({"mamba_cache_mode": "all"}, "mamba_cache_mode"),
         ({"watermark_config": "keyed"}, "watermark_config is 'keyed'"),
         ({"method": "ngram"}, "speculative method is 'ngram'"),

@@ -1,6 +1,7 @@
 """The target as its ``config.json`` describes it: its sizes, what is refused, and the sizes of a drafter's layer."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,12 @@ def test_a_target_that_cannot_be_served_or_trained_for_is_refused_by_the_table(
     [
         {"layer_types": ["linear_attention", "full_attention"], "architectures": ["Qwen3_5ForCausalLM"]},
         {"architectures": ["Qwen3NextForCausalLM"]},
+        {"architectures": ["FalconH1ForCausalLM"]},
         {"kv_lora_rank": 512},
         {"sliding_window": 128},
         {"vision_config": {}, "rope_parameters": {"mrope_section": [1, 2, 3], "rope_theta": 1e4}},
     ],
-    ids=["hybrid", "Qwen3-Next", "latent", "window", "sees"],
+    ids=["hybrid", "Qwen3-Next", "Falcon-H1", "latent", "window", "sees"],
 )
 @pytest.mark.parametrize("method", ["griffin", "eagle3-tree"])
 def test_targets_that_are_served_are_trained_for(method: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -69,6 +71,17 @@ def test_what_is_not_captured_is_no_obstacle_where_nothing_is(tmp_path: Path, mo
     refuse_target("moa", sees, 1, captures=False)
     with pytest.raises(ConfigurationError, match="hidden states are not captured of a multimodal target"):
         refuse_target("griffin", sees, 1, captures=True)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "refused"),
+    [(["attention"], False), (["mamba", "attention"], True), ([], True)],
+    ids=["dense", "both", "none"],
+)
+def test_a_granite_is_a_hybrid_where_it_has_recurrent_layers(kinds: list[str], refused: bool, tmp_path: Path) -> None:
+    granite = target(tmp_path, architectures=["GraniteMoeHybridForCausalLM"], layer_types=kinds)
+    with pytest.raises(ConfigurationError, match="a hybrid target") if refused else nullcontext():
+        refuse_target("moa", granite, 1, captures=False)
 
 
 EXPERTS = {"num_experts_per_tok": 8, "moe_intermediate_size": 2048}

@@ -9,7 +9,8 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import has_kv_transfer_group, kv_transfer_state
 
 from tests.unit.connectors import of_connector
-from tests.unit.test_refusals import launch, refuse
+from tests.unit.launches import launch
+from tests.unit.test_refusals import refuse
 from vllm_specext.engine.kv_connector import (
     connectors_of,
     hidden,

@@ -1,12 +1,12 @@
 """Every combination that is not supported is refused by name."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from scripts.docs_tables import TABLES
 from tests.unit.connectors import of_connector
+from tests.unit.launches import launch
 from vllm_specext.declaration import Declaration, Keeps, Reads
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.refusals import FEATURES, Launch, check_declaration, refused, refused_to
@@ -18,54 +18,7 @@ def refuse(method: str, launch: Launch) -> None:
     refuse_declared(method, METHODS[method].declares, launch)
 
 
-def launch(**changes: Any) -> Launch:
-    parallel = {
-        "tensor_parallel_size": 1,
-        "data_parallel_size": 1,
-        "pipeline_parallel_size": 1,
-        "decode_context_parallel_size": 1,
-        "prefill_context_parallel_size": 1,
-        "use_ubatching": False,
-        "enable_batch_sharded_sampling": None,
-    }
-    model = {
-        "is_hybrid": False,
-        "is_attention_free": False,
-        "architectures": ["LlamaForCausalLM"],
-        "use_mla": False,
-        "hf_text_config": SimpleNamespace(**changes.get("text_config", {})),
-        "is_encoder_decoder": False,
-        "runner_type": "generate",
-        "enable_trace_replay": False,
-        "return_sampling_mask": False,
-        "uses_mrope": False,
-        "is_moe": False,
-        "is_multimodal_model": False,
-        "enable_prompt_embeds": False,
-        "skip_tokenizer_init": False,
-        "get_sliding_window": lambda: changes.get("sliding_window"),
-    }
-    arguments: dict[str, Any] = {
-        "ec_transfer_config": None,
-        "watermark_config": None,
-        "enable_lora": False,
-        "lora_target_modules": None,
-        "kv_sharing_fast_prefill": False,
-    }
-    for group in (parallel, model, arguments):
-        group.update({key: value for key, value in changes.items() if key in group})
-    return Launch(
-        SimpleNamespace(**arguments),
-        SimpleNamespace(**model),
-        SimpleNamespace(**parallel),
-        kv_cache_dtype=changes.get("kv_cache_dtype", "auto"),
-        drafts_trees=changes.get("drafts_trees", True),
-        **{key: changes[key] for key in ("transfer", "connectors", "moves_layers") if key in changes},
-        batch_invariant=changes.get("batch_invariant", False),
-    )
-
-
-GATED_DELTA_RULE: dict[str, Any] = {"is_hybrid": True, "architectures": ["Qwen3NextForCausalLM"]}
+HYBRID: dict[str, Any] = {"is_hybrid": True, "architectures": ["Qwen3NextForCausalLM"]}
 UNSUPPORTED = [
     ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
     ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size"),
@@ -73,12 +26,14 @@ UNSUPPORTED = [
     ({"use_ubatching": True}, "--enable-dbo"),
     ({"enable_batch_sharded_sampling": True}, "--enable-batch-sharded-sampling"),
     ({"kv_sharing_fast_prefill": True}, "--kv-sharing-fast-prefill"),
+    ({"use_replayssm": True}, "--use-replayssm"),
+    ({"enable_mamba_cache_stochastic_rounding": True}, "--enable-mamba-cache-stochastic-rounding"),
     ({"enable_lora": True, "lora_target_modules": ["q_proj", "lm_head"]}, "--lora-target-modules"),
     ({"enable_lora": True, "lora_target_modules": ["language_model.lm_head"]}, "lm_head"),
     ({"moves_layers": True}, "layer by layer"),
     (of_connector("LMCacheConnectorV1Dynamic"), "LMCacheConnectorV1"),
     (of_connector("MooncakeStoreConnector", "recompute"), "recompute"),
-    (GATED_DELTA_RULE | of_connector("NixlConnector"), "hybrid"),
+    (HYBRID | of_connector("NixlConnector"), "hybrid"),
     ({"is_hybrid": True}, "hybrid"),
     ({"is_attention_free": True}, "attention-free"),
     ({"is_encoder_decoder": True}, "encoder-decoder"),
@@ -122,7 +77,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "eagle-tree": BUT_LATENT,
     "moa": [
         *IN_THE_TARGET,
-        (GATED_DELTA_RULE, "gated delta rules"),
+        (HYBRID, "a hybrid target with recurrent layers"),
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
     ],
@@ -133,7 +88,7 @@ UNSUPPORTED_BY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "swift": [
         *IN_THE_TARGET,
         *ON_ONE_AXIS,
-        (GATED_DELTA_RULE, "gated delta rules"),
+        (HYBRID, "a hybrid target with recurrent layers"),
         ({"sliding_window": 4096}, "sliding-window"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
         ({"enable_lora": True, "lora_target_modules": ["q_proj"]}, "--enable-lora"),
@@ -244,10 +199,12 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "kv_connector": of_connector("NixlConnector", "recompute"),
     "uneven_connector": of_connector("HF3FSKVConnector"),
     "recomputing_connector": of_connector("MooncakeStoreConnector", "recompute"),
-    "hybrid_connector": GATED_DELTA_RULE | of_connector("NixlConnector"),
+    "hybrid_connector": HYBRID | of_connector("NixlConnector"),
     "ec_connector": {"ec_transfer_config": object()},
     "recurrent": {"is_hybrid": True},
-    "gated_delta_rule": GATED_DELTA_RULE,
+    "replayed_states": {"use_replayssm": True},
+    "rounded_states": {"enable_mamba_cache_stochastic_rounding": True},
+    "hybrid": HYBRID,
     "sparse_mla": SPARSE,
     "mla": {"use_mla": True},
     "multimodal": {"is_multimodal_model": True},

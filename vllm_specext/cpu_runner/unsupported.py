@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from vllm_specext.architectures import is_other_hybrid
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.refusals import is_other_hybrid
 
 _GPU = "vllm.v1.worker.gpu"
 
@@ -63,7 +63,10 @@ def refuse_unsupported(vllm_config: Any) -> None:
         "prefill_context_parallel_size": (parallel.prefill_context_parallel_size, 1),
         "decode_context_parallel_size": (parallel.decode_context_parallel_size, 1),
         "enable_batch_sharded_sampling": (bool(parallel.enable_batch_sharded_sampling), False),
-        "model (hybrid of attention and other layers than gated delta rules)": (is_other_hybrid(model), False),
+        "model (hybrid with other layers than gated delta rules and Mamba-2)": (
+            is_other_hybrid(model),
+            False,
+        ),
         "mamba_cache_mode == 'all'": (vllm_config.cache_config.mamba_cache_mode == "all", False),
         "enable_adaptive_verification": (bool(speculative and speculative.enable_adaptive_verification), False),
     }

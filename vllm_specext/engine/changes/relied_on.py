@@ -9,6 +9,7 @@ _ENCODER_CACHE = "vllm.distributed.ec_transfer.ec_connector.metrics"
 _CACHES = "vllm.v1.core.kv_cache_planning"
 _CACHES_BEFORE = "vllm.v1.core.kv_cache_utils"
 _GDN = "vllm.v1.attention.backends.gdn_attn"
+_MAMBA_2 = "vllm.v1.attention.backends.mamba2_attn"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
 _PROPOSE = (
@@ -62,6 +63,13 @@ RELIED_ON: dict[str, str] = {
         "self common_prefix_len common_attn_metadata num_accepted_tokens num_decode_draft_tokens_cpu fast_build"
     ),
     f"{_GDN}:GDNAttentionMetadataBuilder.build_for_cudagraph_capture": "self common_attn_metadata",
+    f"{_MAMBA_2}:Mamba2AttentionBackend.get_builder_cls": "",
+    f"{_MAMBA_2}:Mamba2AttentionMetadataBuilder.build": (
+        "self common_prefix_len common_attn_metadata fast_build kwargs"
+    ),
+    "vllm.v1.attention.backends.mamba_attn:BaseMambaAttentionMetadataBuilder.build_for_cudagraph_capture": (
+        "self common_attn_metadata"
+    ),
     f"{_RUNNER}.spec_decode.speculator:BaseSpeculator.propose": _PROPOSE,
     f"{_RUNNER}.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose": _PROPOSE,
     f"{_RUNNER}.spec_decode.eagle.speculator:EagleSpeculator.load_draft_model": (

@@ -64,7 +64,8 @@ class OneStateBuilder:
         num_decode_draft_tokens_cpu: Tensor | None = None,
         fast_build: bool = False,
     ) -> Any:
-        step, stock = common_attn_metadata, super()
+        stock: Any = super()
+        step = common_attn_metadata
         # vLLM sorts requests that verify drafts before all others.
         drafted = 0 if num_decode_draft_tokens_cpu is None else int((num_decode_draft_tokens_cpu > 0).sum())
         if drafted == 0:

@@ -40,6 +40,8 @@ class StateSpaceBackend(Mamba2AttentionBackend):
 
 
 class StateSpaceBuilder(OneStateBuilder, Mamba2AttentionMetadataBuilder):
+    state_indices_tensor_d: Tensor
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_spec_tokens, self.use_spec_decode = 0, False

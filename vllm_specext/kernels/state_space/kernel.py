@@ -30,6 +30,8 @@ FEW_NODES = 32
 """Up to so many nodes a program has more values of a head, without spilling registers."""
 BLOCK_V, BLOCK_V_OF_MANY = 64, 32
 """Values of a head that one program has: of few nodes, and of many."""
+BLOCK_K = 64
+"""Width of a state that one product is over."""
 
 
 @triton.jit
@@ -48,24 +50,33 @@ def _attend_kernel(
         return
     node = tl.arange(0, BLOCK_N)
     own = node < count
-    key, value = tl.arange(0, BLOCK_K), block * BLOCK_V + tl.arange(0, BLOCK_V)
+    value = block * BLOCK_V + tl.arange(0, BLOCK_V)
     real_value = value < VALUES
     rows_ptr += (first + node)[:, None] * stride_row
-    of_keys = own[:, None] & (key < KEYS)[None, :]
     step = tl.load(steps_ptr + (first + node) * stride_steps + head, mask=own, other=0).to(tl.float32)
     step = softplus(step + tl.load(bias_ptr + head).to(tl.float32))
     decay = step * tl.load(decay_ptr + head).to(tl.float32)
     kept, since = decays(visible_ptr + request * stride_visible, node, own, decay, WORDS)
 
     slot = tl.load(slot_ptr + request).to(tl.int64)
-    state_ptr += slot * stride_state + head * stride_head + key[:, None] * stride_key + value[None, :] * stride_value
-    state = tl.load(state_ptr, mask=(key < KEYS)[:, None] & real_value[None, :], other=0).to(tl.float32)
-    vector = HEADS * VALUES + (head // (HEADS // GROUPS)) * KEYS + key
-    inward = tl.load(rows_ptr + vector[None, :], mask=of_keys, other=0)
-    outward = tl.load(rows_ptr + (GROUPS * KEYS + vector)[None, :], mask=of_keys, other=0)
+    state_ptr += slot * stride_state + head * stride_head + value[None, :] * stride_value
+    vector_ptr = rows_ptr + HEADS * VALUES + (head // (HEADS // GROUPS)) * KEYS
+    results = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
+    scores = tl.zeros([BLOCK_N, BLOCK_N], tl.float32)
+    for begin in range(0, KEYS, BLOCK_K):
+        key = begin + tl.arange(0, BLOCK_K)
+        real_key = key < KEYS
+        of_keys = own[:, None] & real_key[None, :]
+        state = tl.load(
+            state_ptr + key[:, None] * stride_key, mask=real_key[:, None] & real_value[None, :], other=0
+        ).to(tl.float32)
+        inward = tl.load(vector_ptr + key[None, :], mask=of_keys, other=0)
+        outward = tl.load(vector_ptr + GROUPS * KEYS + key[None, :], mask=of_keys, other=0)
+        results += product(outward, state, PRECISION)
+        scores += likeness(outward, inward, PRECISION)
     values = tl.load(rows_ptr + (head * VALUES + value)[None, :], mask=own[:, None] & real_value[None, :], other=0)
-    results = since[:, None] * product(outward, state, PRECISION)
-    results += weighted(likeness(outward, inward, PRECISION) * kept * step[None, :], values, PRECISION)
+    results *= since[:, None]
+    results += weighted(scores * kept * step[None, :], values, PRECISION)
     results += values.to(tl.float32) * tl.load(skip_ptr + head).to(tl.float32)
     out_ptr += (first + node)[:, None] * stride_out + head * stride_out_head + value[None, :]
     tl.store(out_ptr, results.to(out_ptr.dtype.element_ty), mask=own[:, None] & real_value[None, :])
@@ -84,6 +95,7 @@ def attend(
     requests, nodes, words = rows.visible.shape
     values, keys = layer.states.shape[2:]
     block_n = block_of(nodes)
+    block_k = block_of(keys, BLOCK_K)
     block_v = block_of(values, BLOCK_V if nodes <= FEW_NODES else BLOCK_V_OF_MANY)
     convolved = convolve(mixed, gates, layer, rows, slots, kept, place)
     steps = kept.gates[place]
@@ -92,6 +104,6 @@ def attend(
         layer.states, *layer.states.stride(), rows.starts, rows.visible, rows.visible.stride(0), slots,
         out, *out.stride()[:2],
         GROUPS=layer.groups, HEADS=layer.heads, KEYS=keys, VALUES=values,
-        WORDS=words, BLOCK_N=block_n, BLOCK_K=block_of(keys), BLOCK_V=block_v, PRECISION=precision(mixed.dtype),
+        WORDS=words, BLOCK_N=block_n, BLOCK_K=block_k, BLOCK_V=block_v, PRECISION=precision(mixed.dtype),
         num_warps=4 if block_n == 16 else 8,
     )  # fmt: skip

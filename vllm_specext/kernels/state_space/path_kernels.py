@@ -87,13 +87,13 @@ def advance(
 ) -> None:
     first, table = layers[0], table_of(layers, slots, ends)
     values, keys = first.states.shape[2:]
-    block_v = block_of(values, BLOCK_V)
+    block_k, block_v = block_of(keys), block_of(values, BLOCK_V)
     _follow_kernel[triton.cdiv(values, block_v), first.heads, len(path) * len(layers)](
         table, kept.mixed, *kept.mixed.stride()[:2], kept.gates, *kept.gates.stride()[:2],
         first.conv_states, *first.conv_states.stride(), first.states, *first.states.stride(),
         first.conv_weight, first.conv_weight.stride(0), first.bias_argument, first.decay, first.step_bias,
         slots[0], path, path.stride(0), counts, counts if ends is None else ends.rows, len(layers),
         ENDS=ends is not None, GROUPS=first.groups, HEADS=first.heads, KEYS=keys, VALUES=values, TAPS=first.taps,
-        BIAS=first.conv_bias is not None, BLOCK_K=block_of(keys), BLOCK_V=block_v, num_warps=4,
+        BIAS=first.conv_bias is not None, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=4 if block_k <= 128 else 8,
     )  # fmt: skip
     shift(table, layers, kept, slots, path, counts, ends)

@@ -4,6 +4,7 @@ tensors."""
 from dataclasses import asdict
 from typing import Any
 
+from vllm_specext.architectures import LLAMA_LIKE
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.draft_vocabulary import draft_vocabulary
 from vllm_specext.errors import ConfigurationError
@@ -13,7 +14,7 @@ from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.options.base import CHOICE_KEYS
 from vllm_specext.options.trees import TREE_KEYS, MoAOptions
-from vllm_specext.refusals import LLAMA_LIKE, Launch
+from vllm_specext.refusals import Launch
 
 
 def prepare(options: MoAOptions, launch: Launch) -> Prepared:

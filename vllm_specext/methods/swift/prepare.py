@@ -4,12 +4,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from vllm_specext.architectures import LLAMA_LIKE
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.swift.search.skip_set import num_skipped
 from vllm_specext.methods.swift.search.stored import Target, check_target, read_found
 from vllm_specext.options.swift import SwiftOptions
-from vllm_specext.refusals import LLAMA_LIKE, Launch
+from vllm_specext.refusals import Launch
 
 
 def prepare(options: SwiftOptions, launch: Launch) -> Prepared:

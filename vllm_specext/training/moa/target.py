@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vllm_specext.architectures import LLAMA_LIKE
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import read_rope_scaling
 from vllm_specext.methods.layers import KV, Rotary
 from vllm_specext.methods.moa.checkpoint import ROPE_KINDS, LayerShape
 from vllm_specext.methods.moa.target_layers import TargetLayers
-from vllm_specext.refusals import LLAMA_LIKE
 from vllm_specext.training.features import RandomOrder, pad
 from vllm_specext.training.step import Share
 

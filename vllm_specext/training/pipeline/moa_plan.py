@@ -2,10 +2,10 @@
 
 import math
 
+from vllm_specext.architectures import LLAMA_LIKE
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import read_rotary
 from vllm_specext.methods.moa.checkpoint import LSA, ROPE_KINDS, LayerShape, MoAShape
-from vllm_specext.refusals import LLAMA_LIKE
 from vllm_specext.training.pipeline.method import Sizes
 from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.pipeline.target_ends import plain_numbers

@@ -12,21 +12,23 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
+from vllm_specext.architectures import has_known_states
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import MAX_DIMENSION, positive, read_config
 from vllm_specext.methods.source import LANGUAGE_MODEL, drafter_directory
-from vllm_specext.refusals import FEATURES, GATED_DELTA_RULE, Launch, refused
+from vllm_specext.refusals import FEATURES, Launch, refused
 from vllm_specext.registry import CAPTURE, METHODS
 from vllm_specext.training.fingerprint import CONFIG
 
 ROLE = "--target"
 TOLD = (
-    *("tensor_parallel", "recurrent", "gated_delta_rule", "sparse_mla", "mla", "multimodal", "encoder_decoder"),
+    *("tensor_parallel", "recurrent", "hybrid", "sparse_mla", "mla", "multimodal", "encoder_decoder"),
     *("mrope", "sliding_window"),
 )
 """The features of the table of refusals that ``config.json`` tells of."""
 RECURRENT = {"mamba", "mamba2", "linear_attention", "recurrent", "conv"}
 """Types of layers, as configurations name them, that keep a state in the place of keys and values."""
+ATTENTION = {"attention", "full_attention", "sliding_attention"}
 TEXT_FILES = tuple(pattern for pattern in LANGUAGE_MODEL if pattern != "*.safetensors")
 SMALL_FILE = 2**26
 """No tokenizer's file is larger."""
@@ -159,7 +161,7 @@ def _described(config: dict[str, Any]) -> SimpleNamespace:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     return SimpleNamespace(
-        is_hybrid=bool(kinds & RECURRENT or set(architectures) & set(GATED_DELTA_RULE)),
+        is_hybrid=_is_hybrid(kinds, architectures),
         architectures=architectures,
         is_attention_free=str(config.get("model_type")).startswith(("mamba", "rwkv")),
         use_mla=config.get("kv_lora_rank") is not None,
@@ -169,6 +171,14 @@ def _described(config: dict[str, Any]) -> SimpleNamespace:
         uses_mrope=isinstance(rope, dict) and "mrope_section" in rope,
         get_sliding_window=lambda: window,
     )
+
+
+def _is_hybrid(kinds: set[str], architectures: list[str]) -> bool:
+    """Some hybrids' configurations name no ``kinds`` of layers, and some models of their classes have no others
+    than attention."""
+    if kinds and kinds <= ATTENTION:
+        return False
+    return bool(kinds & RECURRENT) or has_known_states(architectures)
 
 
 def sees_or_hears(config: dict[str, Any]) -> bool:
