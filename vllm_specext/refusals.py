@@ -242,13 +242,6 @@ FEATURES: tuple[Feature, ...] = (
         bearable=False,
     ),
     Feature(
-        "rounded_states",
-        "--enable-mamba-cache-stochastic-rounding",
-        lambda launch: bool(launch.arguments.enable_mamba_cache_stochastic_rounding),
-        "states that go on along accepted drafts are rounded to the nearest number",
-        bearable=False,
-    ),
-    Feature(
         "hybrid",
         "a hybrid target with recurrent layers (Qwen3-Next, Qwen3.5, Granite 4, Nemotron-H, Falcon-H1)",
         lambda launch: bool(launch.model.is_hybrid),

@@ -1,7 +1,7 @@
 """Small targets with layers of Mamba-2, as Granite 4, Nemotron-H and Falcon-H1 have them, and a drafter for the first.
 
-All have random weights. The attention layers of the Granite are the drafter's; what its recurrent layers add is as much
-as makes the drafter wrong about every third token, and would change as many tokens if it were wrong.
+All have random weights. The drafter is a Granite whose layers all are attention, which its target has, too. What the
+target's recurrent layers add is as much as makes the drafter wrong about every third token.
 """
 
 from collections.abc import Iterable
@@ -18,9 +18,8 @@ from tests.engine.workload import copy_tokenizer
 COMMON = {key: KEYS[key] for key in KEYS if key not in ("rope_parameters", "head_dim")}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 KINDS = ["mamba"] * (PERIOD - 1) + ["attention"]
+"""Every so many layers one is attention."""
 GRANITES: dict[str, Any] = {
-    "layer_types": KINDS * ATTENTION,
-    "num_hidden_layers": len(KINDS) * ATTENTION,
     "num_local_experts": 0,
     "shared_intermediate_size": KEYS["intermediate_size"],
     "attention_multiplier": KEYS["head_dim"] ** -0.5,
@@ -35,13 +34,19 @@ GRANITES: dict[str, Any] = {
 }
 
 
+def _layers(kinds: list[str]) -> dict[str, Any]:
+    return {"layer_types": kinds * ATTENTION, "num_hidden_layers": len(kinds) * ATTENTION}
+
+
 def make_granite(folder: Path, share: float = 0.001, **recurrent: int) -> tuple[Path, Path]:
     """Folders of a target and of a drafter for it. ``share``: how much the recurrent layers add; ``recurrent``: other
     sizes than theirs."""
     torch.manual_seed(0)
-    drafter = transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON, **ROPE, num_hidden_layers=ATTENTION))
-    target = transformers.GraniteMoeHybridForCausalLM(
-        transformers.GraniteMoeHybridConfig(**COMMON, **ROPE, **GRANITES | recurrent)
+    drafter, target = (
+        transformers.GraniteMoeHybridForCausalLM(
+            transformers.GraniteMoeHybridConfig(**COMMON, **ROPE, **GRANITES | own)
+        )
+        for own in (_layers(["attention"]), _layers(KINDS) | recurrent)
     )
     with torch.no_grad():
         for model in (drafter, target):
@@ -51,11 +56,7 @@ def make_granite(folder: Path, share: float = 0.001, **recurrent: int) -> tuple[
                 layer.mamba.out_proj.weight.mul_(share)
                 layer.shared_mlp.output_linear.weight.mul_(share)
                 continue
-            own = drafter.model.layers[place // PERIOD]
-            layer.self_attn.load_state_dict(own.self_attn.state_dict())
-            both = torch.cat((own.mlp.gate_proj.weight, own.mlp.up_proj.weight))
-            layer.shared_mlp.input_linear.weight.copy_(both)
-            layer.shared_mlp.output_linear.weight.copy_(own.mlp.down_proj.weight)
+            layer.load_state_dict(drafter.model.layers[place // PERIOD].state_dict())
         target.model.embed_tokens.weight.copy_(drafter.model.embed_tokens.weight)
         drafter.lm_head.weight.mul_(SHARPNESS)
         target.lm_head.weight.copy_(drafter.lm_head.weight)

@@ -40,7 +40,6 @@ def launch(**changes: Any) -> Launch:
         "lora_target_modules": None,
         "kv_sharing_fast_prefill": False,
         "use_replayssm": False,
-        "enable_mamba_cache_stochastic_rounding": False,
     }
     for group in (parallel, model, arguments):
         group.update({key: value for key, value in changes.items() if key in group})

@@ -73,6 +73,7 @@ SPACE: dict[str, Any] = {
     "D": torch.zeros(2),
     "num_heads": 2,
     "n_groups": 1,
+    "mamba_config": SimpleNamespace(enable_stochastic_rounding=False),
 }
 
 

@@ -58,16 +58,14 @@ class GatedDeltaBuilder(OneStateBuilder, GDNAttentionMetadataBuilder):
 
 
 @replaces(
-    "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn.QwenGatedDeltaNetAttention._forward_core",
+    "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn.QwenGatedDeltaNetAttention.enable_fused_gdn_spec_decode",
     name="gated delta rule of drafts",
     why="vLLM's kernels verify chains alone",
     how="set on the target's instances: rows of drafts run our kernel, all others vLLM's method",
     upstream="vllm#42910 verifies trees of hybrid targets with a state for each node",
     until="vLLM verifies trees whose shape differs by request",
     kind="set",
-    also=(
-        "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn.QwenGatedDeltaNetAttention.enable_fused_gdn_spec_decode",
-    ),
+    also=("vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn.QwenGatedDeltaNetAttention._forward_core",),
 )
 def wrap(module: Any, verifier: Verifier) -> None:
     stock = module._forward_core

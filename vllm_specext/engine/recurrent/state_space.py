@@ -28,6 +28,7 @@ def layer_of(module: Any) -> StateSpaceLayer:
         states=states,
         skip=module.D,
         groups=module.n_groups // module.tp_size,
+        by_chance=module.mamba_config.enable_stochastic_rounding,
     )
 
 

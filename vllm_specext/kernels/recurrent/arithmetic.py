@@ -80,6 +80,18 @@ def likeness(rows, others, PRECISION: tl.constexpr):
     return result
 
 
+@triton.jit
+def round_by_chance(numbers, seed, places):
+    """Numbers of float16 next to ``numbers``, of float32: each the larger the likelier, the nearer it is, so that what
+    is added up over many steps has no bias. ``places``: a number for each, int32."""
+    size = tl.abs(numbers)
+    exponent = (size.to(tl.int32, bitcast=True) >> 23) - 127
+    # Below its normal numbers float16 has the same distance between all.
+    distance = ((tl.maximum(exponent, -14) - 10 + 127) << 23).to(tl.float32, bitcast=True)
+    rounded = tl.floor(size / distance + tl.rand(seed, places)) * distance
+    return tl.where(numbers < 0, -rounded, rounded).to(tl.float16)
+
+
 def precision(dtype: torch.dtype) -> str:
     """Of products of rows of this type. In tf32 alone they would be less exact than the state, which is float32 for
     that reason."""

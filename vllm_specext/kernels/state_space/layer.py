@@ -22,6 +22,8 @@ class StateSpaceLayer(RecurrentLayer):
     skip: Tensor
     """How much of a head's values goes past its state, ``[H]``: vLLM's ``D``."""
     groups: int
+    by_chance: bool = False
+    """Whether states, which are float16 then, are rounded up or down by chance, as vLLM rounds them if told so."""
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values ``[..., H, P]``, and input and output vectors ``[..., G, K]``, of channels ``[..., C]``."""

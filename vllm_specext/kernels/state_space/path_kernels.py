@@ -7,28 +7,31 @@ A program goes along a path as plain decoding does, with its part of the state i
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 from collections.abc import Sequence
+from itertools import count
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from vllm_specext.kernels.recurrent import BlockEnds, KeptRows
-from vllm_specext.kernels.recurrent.arithmetic import block_of, softplus
+from vllm_specext.kernels.recurrent.arithmetic import block_of, round_by_chance, softplus
 from vllm_specext.kernels.recurrent.paths import ENTRIES, convolved_at, shift, table_of
 from vllm_specext.kernels.state_space.layer import StateSpaceLayer
 
 BLOCK_V = 16
 """Values of a head that one program has."""
+_SEEDS = count()
+"""Of roundings, one for each step."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def _follow_kernel(
     table_ptr, mixed_ptr, stride_layer, stride_row, steps_ptr, stride_steps_layer, stride_steps,
     conv_like_ptr, stride_conv, stride_channel, stride_place,
     state_like_ptr, stride_state, stride_head, stride_value, stride_key,
     weight_like_ptr, stride_weight, conv_bias_like_ptr, decay_like_ptr, bias_like_ptr, slot_like_ptr,
-    path_ptr, stride_path, count_ptr, end_ptr, layers,
-    ENDS: tl.constexpr,
+    path_ptr, stride_path, count_ptr, end_ptr, layers, seed,
+    ENDS: tl.constexpr, BY_CHANCE: tl.constexpr,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, TAPS: tl.constexpr,
     BIAS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
@@ -59,6 +62,8 @@ def _follow_kernel(
         passed = tl.load(tl.load(entry + 7).to(slot_like_ptr.dtype) + request).to(tl.int64)
     real = real_key[:, None] & real_value[None, :]
     state = tl.load(places, mask=real, other=0).to(tl.float32)
+    # Where there are more numbers than int32 has, some have the same chance.
+    drawn = ((tl.program_id(2) * HEADS + head) * KEYS + key[:, None]) * VALUES + value[None, :]
     for place in range(tl.load(count_ptr + request)):
         inward = convolved_at(
             mixed_ptr, stride_row, conv_ptr, stride_channel, stride_place, weight_ptr, stride_weight, conv_bias_ptr,
@@ -73,8 +78,15 @@ def _follow_kernel(
         if ENDS:  # noqa: SIM102 - without them the kernel has no end
             if place + 1 == end:
                 there = state_ptr + passed * stride_state + inside
-                tl.store(there, state.to(state_like_ptr.dtype.element_ty), mask=real)
-    tl.store(places, state.to(state_like_ptr.dtype.element_ty), mask=real)
+                tl.store(there, _rounded(state, seed, drawn, state_like_ptr.dtype.element_ty, BY_CHANCE), mask=real)
+    tl.store(places, _rounded(state, seed, drawn, state_like_ptr.dtype.element_ty, BY_CHANCE), mask=real)
+
+
+@triton.jit
+def _rounded(state, seed, places, TYPE: tl.constexpr, BY_CHANCE: tl.constexpr):
+    if BY_CHANCE:
+        state = round_by_chance(state, seed, places)
+    return state.to(TYPE)
 
 
 def advance(
@@ -92,8 +104,9 @@ def advance(
         table, kept.mixed, *kept.mixed.stride()[:2], kept.gates, *kept.gates.stride()[:2],
         first.conv_states, *first.conv_states.stride(), first.states, *first.states.stride(),
         first.conv_weight, first.conv_weight.stride(0), first.bias_argument, first.decay, first.step_bias,
-        slots[0], path, path.stride(0), counts, counts if ends is None else ends.rows, len(layers),
-        ENDS=ends is not None, GROUPS=first.groups, HEADS=first.heads, KEYS=keys, VALUES=values, TAPS=first.taps,
+        slots[0], path, path.stride(0), counts, counts if ends is None else ends.rows, len(layers), next(_SEEDS),
+        ENDS=ends is not None, BY_CHANCE=first.by_chance,
+        GROUPS=first.groups, HEADS=first.heads, KEYS=keys, VALUES=values, TAPS=first.taps,
         BIAS=first.conv_bias is not None, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=4 if block_k <= 128 else 8,
     )  # fmt: skip
     shift(table, layers, kept, slots, path, counts, ends)
