@@ -18,7 +18,7 @@ from tests.engine.hybrid import hybrid_tree, make_hybrid
 from tests.engine.latent import LLM as LATENT
 from tests.engine.latent import make_target as make_latent
 from tests.engine.latent_drafters import make_drafter as make_latent_drafter
-from tests.engine.mamba_hybrid import make_granite
+from tests.engine.mamba_hybrid import make_granite, make_nemotron
 from tests.engine.p_eagle import p_eagle_tree
 from tests.engine.pard import pard_tree
 from tests.engine.test_architectures import make
@@ -26,6 +26,7 @@ from tests.engine.test_dspark import dspark, folder  # noqa: F401 - a fixture
 from tests.engine.test_expert_modules import trees as modules_trees
 from tests.engine.test_foreign import foreign
 from tests.engine.test_given import GIVEN, predicting
+from tests.engine.test_hybrid import fewer
 from tests.engine.test_latent_drafters import eagle3 as latent_eagle3
 from tests.engine.test_lossless import differing
 from tests.engine.test_mtp_tree import mimo  # noqa: F401 - a fixture
@@ -166,6 +167,17 @@ def test_two_ranks_share_the_heads_of_recurrent_layers(
         assert differing(result, plain) == []
         assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 30
     assert differing(two_ranks(hybrid_tree(models), sabotage="go_on_as_chains"), plain) != []
+
+
+def test_two_ranks_share_groups_of_heads(engines: Engines, two_ranks: Engines, tmp_path: Path) -> None:
+    """Of a Nemotron's recurrent layers, whose drafts are right predictions."""
+    model = {"model": str(make_nemotron(tmp_path))}
+    plain = two_ranks(model)
+    llm, rounds = GIVEN | fewer(GIVEN, 24) | model, [predicting(ASKED[0], plain["outputs"])]
+    result = engines(TWO_RANKS | llm, rounds=rounds)
+    assert differing(result, plain) == []
+    assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 100
+    assert differing(engines(TWO_RANKS | llm, rounds=rounds, sabotage="stay_behind"), plain) != []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")

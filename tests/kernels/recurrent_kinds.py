@@ -47,7 +47,7 @@ def convolution(channels: int, taps: int, dtype: torch.dtype, slots: int) -> dic
 
 
 def apart(slots: int, *shape: int) -> Tensor:
-    """``[slots, *shape]`` with more between the slots."""
+    """States ``[slots, *shape]`` with more between the slots."""
     size = torch.Size(shape).numel()
     return torch.randn(slots, size + 3)[:, :-3].unflatten(1, shape)
 

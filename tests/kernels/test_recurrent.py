@@ -30,7 +30,14 @@ where the last bit of float32 decides; Triton's interpreter cuts bits off instea
 every_shape = pytest.mark.parametrize(
     ("kind", "shape"), [(kind, shape) for kind in KINDS for shape in KINDS[kind].shapes]
 )
-both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+types = pytest.mark.parametrize(
+    ("dtype", "state_type"),
+    [
+        pytest.param(torch.float32, torch.float32, id="float32"),
+        pytest.param(torch.bfloat16, torch.float32, id="bfloat16"),
+        pytest.param(torch.bfloat16, torch.bfloat16, id="states in bfloat16", marks=pytest.mark.extended),
+    ],
+)
 
 
 @pytest.fixture(params=["torch", GPU])
@@ -65,8 +72,15 @@ def on_gpu(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def make_layer(kind: str, shape: str, dtype: torch.dtype = torch.float32, slots: int = 5) -> Any:
-    return KINDS[kind].make(dtype, slots, **KINDS[kind].shapes[shape])
+def make_layer(
+    kind: str,
+    shape: str,
+    dtype: torch.dtype = torch.float32,
+    state_type: torch.dtype = torch.float32,
+    slots: int = 5,
+) -> Any:
+    layer = KINDS[kind].make(dtype, slots, **KINDS[kind].shapes[shape])
+    return replace(layer, states=layer.states.to(state_type))
 
 
 def assert_alike(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -116,15 +130,15 @@ def kept_rows(kind: str, layer: RecurrentLayer, count: int, dtype: torch.dtype) 
 
 
 @every_shape
-@both_types
+@types
 @pytest.mark.parametrize(
     "trees", [[BUSHY], [CHAIN, BUSHY, (0,), PADDED], [(0,), (0,)], [range(0)]], ids=["one", "four", "roots", "no rows"]
 )
 def test_nodes_get_what_their_paths_do(
-    rules: Rules, kind: str, shape: str, dtype: torch.dtype, trees: list[Sequence[int]]
+    rules: Rules, kind: str, shape: str, dtype: torch.dtype, state_type: torch.dtype, trees: list[Sequence[int]]
 ) -> None:
     torch.manual_seed(0)
-    layer = make_layer(kind, shape, dtype)
+    layer = make_layer(kind, shape, dtype, state_type)
     rows = make_rows(trees, nodes=max(map(len, trees)) + 1, taps=layer.taps)
     count = rows.num_rows + 2
     mixed, given, kept, out = tensors(kind, layer, count, dtype)
@@ -148,10 +162,12 @@ def test_nodes_get_what_their_paths_do(
 
 
 @every_shape
-@both_types
-def test_states_go_on_along_paths(rules: Rules, kind: str, shape: str, dtype: torch.dtype) -> None:
+@types
+def test_states_go_on_along_paths(
+    rules: Rules, kind: str, shape: str, dtype: torch.dtype, state_type: torch.dtype
+) -> None:
     torch.manual_seed(1)
-    layers = [make_layer(kind, shape, dtype) for _ in range(2)]
+    layers = [make_layer(kind, shape, dtype, state_type) for _ in range(2)]
     before = [(layer.states.clone(), layer.conv_states.clone()) for layer in layers]
     paths = [[0, 2, 5, 7, 8], [9], [10, 12]]
     path = torch.tensor([each + each[:1] * (6 - len(each)) for each in paths])
@@ -173,12 +189,14 @@ def test_states_go_on_along_paths(rules: Rules, kind: str, shape: str, dtype: to
 
 
 @every_shape
-@both_types
-def test_states_stay_where_blocks_end(rules: Rules, kind: str, shape: str, dtype: torch.dtype) -> None:
+@types
+def test_states_stay_where_blocks_end(
+    rules: Rules, kind: str, shape: str, dtype: torch.dtype, state_type: torch.dtype
+) -> None:
     """On the way of the first path, at the end of the second, and nowhere on the others, of which one has not come to
     its end, and one has no other block to leave them in."""
     torch.manual_seed(3)
-    layers = [make_layer(kind, shape, dtype, slots=9) for _ in range(2)]
+    layers = [make_layer(kind, shape, dtype, state_type, slots=9) for _ in range(2)]
     before = [(layer.states.clone(), layer.conv_states.clone()) for layer in layers]
     paths = [[0, 2, 5, 7, 8], [10, 12], [9], [1, 3, 4]]
     path = torch.tensor([each + each[:1] * (6 - len(each)) for each in paths])

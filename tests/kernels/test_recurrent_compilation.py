@@ -1,5 +1,6 @@
 """The Triton kernels of recurrent layers compile to machine code for the GPUs that users have, checked without one."""
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -18,12 +19,14 @@ SHAPES = {
     "Qwen3.5": ("delta", {"key_heads": 2, "heads": 6, "keys": 128, "values": 128}),
     "Nemotron": ("space", {"groups": 2, "heads": 16, "keys": 128, "values": 64}),
     "Falcon": ("space", {"groups": 1, "heads": 4, "keys": 256, "values": 128}),
+    "by chance": ("space", {"groups": 2, "heads": 16, "keys": 128, "values": 64}),
 }
-"""The widths of heads that they have."""
+"""The widths of heads that they have; the last has its states rounded by chance."""
 
 
 @pytest.mark.parametrize(
-    "shape", [pytest.param(name, marks=pytest.mark.extended if name == "Falcon" else ()) for name in SHAPES]
+    "shape",
+    [pytest.param(name, marks=pytest.mark.extended if name in ("Falcon", "by chance") else ()) for name in SHAPES],
 )
 @pytest.mark.parametrize(
     "nodes", [24, 60, *(pytest.param(number, marks=pytest.mark.extended) for number in (5, 1 + MOST_BESIDE_STATES))]
@@ -41,6 +44,8 @@ def test_rules_of_states_compile(
     kind, layers = KINDS[name], 3
     kernel, path_kernels = (import_module(f"{kind.rule.package}.{each}") for each in ("kernel", "path_kernels"))
     layer = kind.make(dtype, 4, **widths)
+    if shape == "by chance":
+        layer = replace(layer, states=layer.states.to(torch.float16), by_chance=True)
     rows = make_rows([range(nodes)] * 2, nodes, layer.taps)
     mixed = torch.zeros(2 * nodes, layer.channels).to(dtype)
     gates = torch.zeros(2 * nodes, kind.gates * layer.heads).to(dtype)

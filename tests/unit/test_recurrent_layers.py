@@ -11,9 +11,10 @@ import torch
 
 from vllm_specext.engine.config import SpecExtConfig
 from vllm_specext.engine.hooks import runner_patches, warm_up_patches
-from vllm_specext.engine.recurrent import gated_delta, layers, state_space
+from vllm_specext.engine.recurrent import gated_delta, kind, layers, state_space
 from vllm_specext.engine.recurrent.kind import RecurrentKind
 from vllm_specext.engine.recurrent.layers import RecurrentLayers
+from vllm_specext.engine.recurrent.metadata import OneStateMetadata
 
 
 def configuration(schedule: list[list[int]]) -> Any:
@@ -77,10 +78,8 @@ SPACE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "own"), [(gated_delta.KIND, DELTA), (state_space.KIND, SPACE)], ids=["delta", "space"]
-)
-def test_caches_that_are_to_go_are_held_by_nothing(kind: RecurrentKind, own: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("of", "own"), [(gated_delta.KIND, DELTA), (state_space.KIND, SPACE)], ids=["delta", "space"])
+def test_caches_that_are_to_go_are_held_by_nothing(of: RecurrentKind, own: dict[str, Any]) -> None:
     module = SimpleNamespace(
         **own,
         dt_bias=torch.zeros(2),
@@ -92,7 +91,7 @@ def test_caches_that_are_to_go_are_held_by_nothing(kind: RecurrentKind, own: dic
     config = configuration([[1, 1, 2]])
     config.model_config = SimpleNamespace(dtype=torch.float32)
     config.speculative_config = SimpleNamespace(levels=2, schedule=[[1, 1, 2]])
-    unwrapped = replace(kind, wrap=lambda module, verifier: None)
+    unwrapped = replace(of, wrap=lambda module, verifier: None)
     made = RecurrentLayers(unwrapped, {"one": module}, config, torch.device("cpu"))
     (layer,) = made._layers.values()
     layer.now()
@@ -111,3 +110,32 @@ def test_the_runner_has_earlier_caches_forgotten_before_it_makes_others() -> Non
     state = SimpleNamespace(forget_caches=lambda: calls.append("forgotten"))
     initialize(SimpleNamespace(model_state=state, vllm_config=SimpleNamespace(speculative_config=None)), None)
     assert calls == ["forgotten", "made"]
+
+
+def test_rows_of_no_request_get_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM leaves them to the layer, and later layers may find a scale for all rows."""
+    steps: dict[str, Any] = {}
+    monkeypatch.setattr(kind, "get_forward_context", lambda: SimpleNamespace(attn_metadata=steps))
+    module = SimpleNamespace(
+        prefix="one", tped_intermediate_size=4, tped_conv_size=8, tped_dt_size=2, head_dim=2,
+        get_kv_cache_spec=None, conv_ssm_forward=lambda projected_states, output: output.fill_(2),
+    )  # fmt: skip
+
+    class Verifier:
+        def verify(self, step: Any, mixed: torch.Tensor, gates: Any, out: torch.Tensor) -> None:
+            assert (mixed.shape, gates[0].shape, out.shape) == ((6, 8), (6, 2), (6, 2, 2))
+            out[: step.trees.num_rows] = 1
+
+    state_space.wrap(module, Verifier())
+
+    def given(others: Any) -> list[float]:
+        table = torch.zeros(1, 1, dtype=torch.int32)
+        slots = torch.zeros(2, 1, dtype=torch.int32)
+        steps["one"] = OneStateMetadata(drafted=1, table=table, block=None, slots_and_ends=slots, others=others)
+        steps["one"].trees = SimpleNamespace(num_rows=4)
+        output = torch.full((6, 4), torch.nan)
+        module.conv_ssm_forward(torch.zeros(6, 14), output)
+        return output[:, 0].tolist()
+
+    assert given(None) == [1, 1, 1, 1, 0, 0]
+    assert given("vLLM's") == [1, 1, 1, 1, 2, 2]

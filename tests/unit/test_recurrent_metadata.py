@@ -9,7 +9,12 @@ from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
 
 from tests.engine.hybrid import RECURRENT
 from vllm_specext.engine.config import SpecExtConfig
-from vllm_specext.engine.recurrent.metadata import OneStateMetadata, caches_prefixes, find_slots
+from vllm_specext.engine.recurrent.metadata import (
+    OneStateBuilder,
+    OneStateMetadata,
+    caches_prefixes,
+    find_slots,
+)
 from vllm_specext.engine.recurrent.state_pages import without_drafts
 from vllm_specext.errors import ConfigurationError
 
@@ -79,3 +84,17 @@ def test_a_request_has_one_slot_where_no_prefixes_are_cached() -> None:
     find_slots([group], torch.tensor([0, 5, 7]), torch.tensor([50, 20]))
     assert group.slots.tolist() == [0, 3]
     assert group.rows_to_ends is None
+
+
+def test_another_group_has_the_same_step_and_its_own_slots() -> None:
+    tables = torch.arange(18, dtype=torch.int32).view(2, 3, 3)
+    first = metadata(4, tables[0, :2])
+    first.others = "vLLM's"
+    builder = OneStateBuilder.__new__(OneStateBuilder)
+    builder._slots = torch.zeros(2, 8, dtype=torch.int32)
+    found = builder.with_table(first, tables[1], lambda others, table: (others, table.tolist()))
+    assert (found.drafted, found.block, found.others) == (2, 4, ("vLLM's", [[15, 16, 17]]))
+    assert found.table.tolist() == tables[1, :2].tolist()
+    find_slots([first, found], torch.tensor([0, 5, 7]), torch.tensor([5, 5]))
+    assert first.slots.tolist() == [1, 4]
+    assert found.slots.tolist() == builder._slots[0, :2].tolist() == [10, 13]

@@ -67,6 +67,7 @@ RELIED_ON: dict[str, str] = {
     f"{_MAMBA_2}:Mamba2AttentionMetadataBuilder.build": (
         "self common_prefix_len common_attn_metadata fast_build kwargs"
     ),
+    f"{_MAMBA_2}:Mamba2AttentionMetadataBuilder.update_block_table": "self metadata blk_table slot_mapping",
     "vllm.v1.attention.backends.mamba_attn:BaseMambaAttentionMetadataBuilder.build_for_cudagraph_capture": (
         "self common_attn_metadata"
     ),

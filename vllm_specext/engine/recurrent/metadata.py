@@ -4,8 +4,8 @@ vLLM's own way to verify drafts has a state for each row. Its metadata is built 
 rows of trees there is none of it, and the others are a step of their own.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -78,6 +78,19 @@ class OneStateBuilder:
             block=self._block,
             slots_and_ends=self._slots[:, :drafted],
             others=stock.build(common_prefix_len, _after(step, drafted, rows)) if others else None,
+        )
+
+    def with_table(
+        self, metadata: OneStateMetadata, table: Tensor, of_others: Callable[[Any, Tensor], Any]
+    ) -> OneStateMetadata:
+        """The ``metadata`` of another cache group with this one's block ``table`` ``[R, blocks]``; that of the other
+        rows comes from ``of_others``, which gets theirs and their part of the table."""
+        drafted, others = metadata.drafted, metadata.others
+        return replace(
+            metadata,
+            table=table[:drafted],
+            slots_and_ends=self._slots[:, :drafted],
+            others=None if others is None else of_others(others, table[drafted:]),
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Any:

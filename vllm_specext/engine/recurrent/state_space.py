@@ -9,7 +9,7 @@ from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionBackend, Mamba
 
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.recurrent.kind import RecurrentKind, Verifier, keep_one_state, run
-from vllm_specext.engine.recurrent.metadata import OneStateBuilder
+from vllm_specext.engine.recurrent.metadata import OneStateBuilder, OneStateMetadata
 from vllm_specext.kernels.state_space import STATE_SPACE_RULE, StateSpaceLayer
 
 
@@ -48,6 +48,14 @@ class StateSpaceBuilder(OneStateBuilder, Mamba2AttentionMetadataBuilder):
         self.num_spec_tokens, self.use_spec_decode = 0, False
         # Its columns say how many states a request has.
         self.state_indices_tensor_d = self.state_indices_tensor_d[:, :1].contiguous()
+        # As without drafts: what groups of layers have in common is computed for the first alone.
+        self.supports_update_block_table = True
+
+    def update_block_table(self, metadata: Any, blk_table: Tensor, slot_mapping: Tensor) -> Any:
+        stock = super().update_block_table
+        if not isinstance(metadata, OneStateMetadata):
+            return stock(metadata, blk_table, slot_mapping)
+        return self.with_table(metadata, blk_table, lambda others, table: stock(others, table, slot_mapping))
 
 
 @replaces(
@@ -67,6 +75,9 @@ def wrap(module: Any, verifier: Verifier) -> None:
             # The gate lies before them.
             own = projected_states[:, module.tped_intermediate_size :]
             mixed, steps = own.split([module.tped_conv_size, module.tped_dt_size], dim=-1)
+            if step.others is None:
+                # The model allocates rows of no request too, and layers after this one may scale all rows alike.
+                output.zero_()
             verifier.verify(step, mixed, (steps,), output.unflatten(-1, (module.tped_dt_size, module.head_dim)))
 
         run(module.prefix, verify, lambda rows: stock(projected_states=projected_states[rows], output=output[rows]))
