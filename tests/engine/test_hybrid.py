@@ -100,13 +100,18 @@ def test_where_memory_and_steps_are_tight(engines: Engines, models: tuple[Path, 
         "go_on_as_chains",
         pytest.param("stay_behind", marks=pytest.mark.extended),
         pytest.param("convolve_in_order", marks=pytest.mark.extended),
-        pytest.param("keep_old_states", marks=pytest.mark.extended),
         pytest.param("accept_the_best_node_of_every_tree", marks=pytest.mark.extended),
         pytest.param("skip_compaction", marks=pytest.mark.extended),
     ],
 )
 def test_a_deliberate_fault_is_noticed(engines: Engines, models: tuple[Path, Path], plain: Result, fault: str) -> None:
     assert is_noticed(engines, plain, hybrid_tree(models), fault)
+
+
+@pytest.mark.extended
+def test_states_of_earlier_requests_are_noticed(engines: Engines, models: tuple[Path, Path], plain: Result) -> None:
+    """Our body for prompts on a CPU has to begin with zeros."""
+    assert is_noticed(engines, plain, hybrid_tree(models), "keep_old_states")
 
 
 @pytest.mark.extended
