@@ -189,6 +189,9 @@ RELEASED = (
     eagle("mistralai/Mixtral-8x7B-Instruct-v0.1", "yuhuili/EAGLE-mixtral-instruct-8x7B"),
     module("XiaomiMiMo/MiMo-7B-RL"),
     module("zai-org/GLM-4.5"),
+    module("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16"),
+    module("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16"),
+    Released("ibm-granite/granite-4.0-h-small", "draft-model-tree", ("ibm-granite/granite-4.0-350m",)),
     module("baidu/ERNIE-4.5-21B-A3B-PT"),
 )
 """The rows of a target stand together. Where there is no drafter, the method needs none."""

@@ -13,6 +13,7 @@ import transformers
 from torch import nn
 
 from tests.engine.hybrid import ATTENTION, KEYS, PERIOD, SHARPNESS
+from tests.engine.modules import OF_NEMOTRON, add_module
 from tests.engine.workload import copy_tokenizer
 
 COMMON = {key: KEYS[key] for key in KEYS if key not in ("rope_parameters", "head_dim")}
@@ -65,10 +66,25 @@ def make_granite(folder: Path, share: float = 0.001, **recurrent: int) -> tuple[
 
 def make_nemotron(folder: Path) -> Path:
     """With several groups of heads, and no bias of the convolution. vLLM runs no experts of this model on a CPU."""
-    config = transformers.NemotronHConfig(
+    layers = ["mamba", "mlp", "mamba", "attention", "mamba", "mlp", "attention"]
+    return _random(transformers.NemotronHForCausalLM(nemotron(layers)), folder)
+
+
+def make_nemotron_with_module(folder: Path) -> Path:
+    """The same with a module, which is attention alone."""
+    make_nemotron(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.num_nextn_predict_layers, config.mtp_layers_block_type = 1, ["full_attention"]
+    config.save_pretrained(folder)
+    add_module(folder, OF_NEMOTRON, nemotron(["attention"]))
+    return folder
+
+
+def nemotron(layers: list[str]) -> Any:
+    return transformers.NemotronHConfig(
         **COMMON,
         head_dim=KEYS["head_dim"],
-        layers_block_type=["mamba", "mlp", "mamba", "attention", "mamba", "mlp", "attention"],
+        layers_block_type=layers,
         mamba_num_heads=8,
         mamba_head_dim=32,
         ssm_state_size=24,
@@ -77,7 +93,6 @@ def make_nemotron(folder: Path) -> Path:
         use_conv_bias=False,
         chunk_size=32,
     )
-    return _random(transformers.NemotronHForCausalLM(config), folder)
 
 
 def make_falcon(folder: Path) -> Path:

@@ -18,7 +18,6 @@ from vllm_specext.methods.layers import KV, extend
 
 MODULE = "module"
 WEIGHTS = "model.safetensors"
-LAYER = "model.layers.0."
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,8 @@ class Layout:
     """Whether it goes on from what the last norm gives nevertheless."""
     sees_first_token: bool = True
     """Whether the embedding at position 0 is read, which has no hidden state before it."""
+    saved: str = "model.layers.0."
+    """With which the names of the layer's tensors begin in a model of one layer, as transformers saves it."""
 
     def norms(self) -> list[str]:
         return [name for name in (self.of_embedding, self.of_hidden, self.last) if name]
@@ -45,6 +46,14 @@ class Layout:
 
 OF_QWEN = Layout("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
 """Of Qwen3-Next, Qwen3.5 and K-EXAONE."""
+OF_NEMOTRON = Layout(
+    layer="mtp.layers.0.",
+    projection="mtp.layers.0.eh_proj",
+    of_embedding="mtp.layers.0.enorm",
+    of_hidden="mtp.layers.0.hnorm",
+    last="mtp.layers.0.final_layernorm",
+    saved="backbone.layers.0.",
+)
 OF_ERNIE = Layout(
     layer="model.mtp_block.0.",
     projection="model.mtp_linear_proj.0",
@@ -73,6 +82,11 @@ def of_hy(layers: int) -> Layout:
     return Layout(layer, projection, of_embedding, of_hidden, last, sees_first_token=False)
 
 
+def last_norm(model: Any) -> Any:
+    """Of a model of transformers, which names it in two ways."""
+    return model.norm_f if hasattr(model, "norm_f") else model.norm
+
+
 def add_module(folder: Path, layout: Layout, layer: Any) -> None:
     """Add one to the target in ``folder``, whose weights are one file. ``layer`` is the configuration of a model that
     has the module's layer alone."""
@@ -83,11 +97,13 @@ def add_module(folder: Path, layout: Layout, layer: Any) -> None:
             weight.add_(torch.randn_like(weight), alpha=0.1) if "norm" in name else weight.normal_(0, 0.08)
         model.save_pretrained(folder / MODULE)  # whose names of experts are those of released checkpoints
         own = load_file(folder / MODULE / WEIGHTS)
-        d, norm = layer.hidden_size, model.model.norm
+        d, norm = layer.hidden_size, last_norm(model.model)
         made = {layout.projection: torch.randn(d, 2 * d) * 0.06}
         made |= {name: norm.weight + 0.1 * torch.randn(d) for name in layout.norms()}
     tensors = load_file(folder / WEIGHTS)
-    tensors |= {name.replace(LAYER, layout.layer): each for name, each in own.items() if name.startswith(LAYER)}
+    tensors |= {
+        name.replace(layout.saved, layout.layer): each for name, each in own.items() if name.startswith(layout.saved)
+    }
     tensors |= {f"{name}.weight": each for name, each in made.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
@@ -95,7 +111,11 @@ def add_module(folder: Path, layout: Layout, layer: Any) -> None:
 def replace_module(folder: Path, layout: Layout, tensors: dict[str, Tensor]) -> None:
     """Give the target in ``folder``, to which a module was added, another one with these ``tensors``."""
     save_file(load_file(folder / WEIGHTS) | tensors, folder / WEIGHTS)
-    own = {name.replace(layout.layer, LAYER): each for name, each in tensors.items() if name.startswith(layout.layer)}
+    own = {
+        name.replace(layout.layer, layout.saved): each
+        for name, each in tensors.items()
+        if name.startswith(layout.layer)
+    }
     save_file(load_file(folder / MODULE / WEIGHTS) | own, folder / MODULE / WEIGHTS, metadata={"format": "pt"})
 
 
@@ -117,11 +137,13 @@ class Module:
         path, how = folder / MODULE, {"attn_implementation": "eager", "dtype": torch.float32}
         self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, **how).model
         self.tensors, self.layout = load_file(folder / WEIGHTS), layout
-        (self.embedding,) = (x for name, x in self.tensors.items() if name.endswith("embed_tokens.weight"))
+        names = ("embed_tokens.weight", "embeddings.weight")
+        (self.embedding,) = (x for name, x in self.tensors.items() if name.endswith(names))
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        self.model.norm.weight.data = self.tensors[f"{name}.weight"]
-        made: Tensor = self.model.norm(x)
+        norm = last_norm(self.model)
+        norm.weight.data = self.tensors[f"{name}.weight"]
+        made: Tensor = norm(x)
         return made
 
     def logits(self, features: Tensor) -> Tensor:
@@ -140,9 +162,10 @@ class Module:
         fused = torch.cat((self.norm(tokens, layout.of_embedding), self.norm(features, layout.of_hidden)), dim=-1)
         hidden = fused @ self.tensors[f"{layout.projection}.weight"].T
         kept = Kept(past)
+        knows_places = hasattr(self.model, "rotary_emb")
         made = self.model.layers[0](
             hidden,
-            position_embeddings=self.model.rotary_emb(hidden, places),
+            position_embeddings=self.model.rotary_emb(hidden, places) if knows_places else None,
             attention_mask=torch.zeros(mask.shape).masked_fill(~mask, float("-inf")),
             past_key_values=kept,
         )

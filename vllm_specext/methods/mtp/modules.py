@@ -32,6 +32,7 @@ TARGETS = {
     "Glm4MoeLiteForCausalLM": _LAST_LAYER,
     "HYV3ForCausalLM": _LAST_LAYER,
     "MiMoForCausalLM": Modules("num_nextn_predict_layers", 0, "model.mtp_layers."),
+    "NemotronHForCausalLM": Modules("num_nextn_predict_layers", 0, "mtp."),
     "Qwen3NextForCausalLM": Modules("num_nextn_predict_layers", 1, "mtp."),
     "Qwen3_5ForCausalLM": _QWEN3_5,
     "Qwen3_5MoeForCausalLM": _QWEN3_5,
