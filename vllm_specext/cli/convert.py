@@ -26,7 +26,7 @@ def convert(
         To,
         typer.Option(
             help="griffin: from EAGLE-1, EAGLE-2 or HASS. speculators: from EAGLE-3, GRIFFIN or MoA. eagle: from "
-            "EAGLE-3 of speculators.",
+            "EAGLE-3 of speculators. bfloat16: a drafter in float8 or NVFP4, unquantised.",
             show_default=False,
         ),
     ],

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from vllm_specext.convert import griffin, plain, speculators
+from vllm_specext.convert import dequantised, griffin, plain, speculators
 from vllm_specext.convert.files import Converted, Source, open_source
 from vllm_specext.convert.formats import recognise
-from vllm_specext.convert.kinds import SERVED_BY, TAKES, Format, To
+from vllm_specext.convert.kinds import METHODS, SERVED_BY, TAKES, Format, To
 from vllm_specext.convert.target import Target, read_target
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.source import drafter_directory
@@ -30,7 +30,7 @@ def convert(model: str, to: To, target: str | None) -> Conversion:
     if to is To.SPECULATORS and target is None:
         raise ConfigurationError("--target is missing: --to speculators writes the target's name into config.json.")
     source = open_source(drafter_directory(model, None, FILES, "SRC"))
-    found = recognise(str(source.folder), source.config, source.headers)
+    found = recognise(str(source.folder), source.config, source.headers, blocks=to is To.BFLOAT16)
     if found not in TAKES[to]:
         raise ConfigurationError(
             f"{source.folder} is a checkpoint of {found}, which {SERVED_BY[found]} as it is; --to {to} takes "
@@ -41,6 +41,8 @@ def convert(model: str, to: To, target: str | None) -> Conversion:
 
 
 def _made(source: Source, found: Format, to: To, target: Target | None) -> Converted:
+    if to is To.BFLOAT16:
+        return dequantised.write(source, METHODS[found])
     if to is To.GRIFFIN:
         return griffin.write(source, target)
     if to is To.EAGLE:

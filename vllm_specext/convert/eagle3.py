@@ -80,7 +80,10 @@ def read(
         unread=unread,
     )
     if layer.get("quantization_config") is not None:
-        raise ConfigurationError(f"{place}: quantization_config is set; drafters have to be unquantised.")
+        raise ConfigurationError(
+            f"{place}: quantization_config is set; drafters have to be unquantised, which vllm-specext convert --to "
+            "bfloat16 makes them."
+        )
     check_checkpoint(source.folder, shape_of(place, drafter))
     return drafter
 

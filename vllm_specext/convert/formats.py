@@ -13,19 +13,23 @@ _GRIFFIN = ("fc.fc.", "fc.mlp.", "fc.post_attention_layernorm.")
 _MOA = ("Ekv2E.", "self_attention.", "cross_attention.", "layer_self_attention.")
 _EAGLE3 = ("midlayer.", "layers.0.hidden_norm.", "norm.", "input_norm.", "fc_norm.", "d2t", "t2d")
 _DFLASH = "hidden_norm.weight"
+_MARKOV = ("markov_head.", "model.markov_head.")
 _BLOCK_TYPES, _BLOCK_CLASSES = ("dflash", "dflash2", "dspark"), ("DFlash", "Qwen3DSpark", "Qwen3OmniDSpark")
 _MOST_SHOWN = 3
 
 
-def recognise(place: str, config: Mapping[str, Any], names: Collection[str]) -> Format:
+def recognise(place: str, config: Mapping[str, Any], names: Collection[str], blocks: bool = False) -> Format:
     """The format of a checkpoint with tensors of these ``names``; ``place`` is its folder. Whether the checkpoint is
-    complete is not looked at. Raises ``ConfigurationError`` for formats that are not read here."""
+    complete is not looked at. Raises ``ConfigurationError`` for formats that are not read here, and unless ``blocks``
+    for drafters of blocks."""
     if _any(names, _GRIFFIN):
         return Format.GRIFFIN
     if _any(names, _MOA):
         return Format.MOA
     kind = config.get(SPECULATORS_TYPE)
     if _drafts_blocks(config, kind, names):
+        if blocks:
+            return Format.DSPARK if _any(names, _MARKOV) else Format.DFLASH
         raise ConfigurationError(
             f"{place} is a DFlash or DSpark checkpoint, which drafts a block at once and has no other format: vLLM "
             "serves it as it is, with method dflash or dspark, and most are served by dflash-tree or dspark-tree too."

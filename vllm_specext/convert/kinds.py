@@ -11,6 +11,9 @@ class Format(StrEnum):
     MOA = "MoA"
     EAGLE3 = "EAGLE-3"
     SPECULATORS = "EAGLE-3 in the layout of speculators"
+    DFLASH = "DFlash"
+    DSPARK = "DSpark"
+    IN_BFLOAT16 = "the same in bfloat16"
 
 
 class To(StrEnum):
@@ -19,12 +22,14 @@ class To(StrEnum):
     GRIFFIN = "griffin"
     SPECULATORS = "speculators"
     EAGLE = "eagle"
+    BFLOAT16 = "bfloat16"
 
 
 TAKES = {
     To.GRIFFIN: (Format.EAGLE, Format.GRIFFIN),
     To.SPECULATORS: (Format.EAGLE3, Format.GRIFFIN, Format.MOA),
     To.EAGLE: (Format.SPECULATORS,),
+    To.BFLOAT16: (Format.EAGLE3, Format.SPECULATORS, Format.DFLASH, Format.DSPARK, Format.EAGLE, Format.GRIFFIN),
 }
 """The formats that each is made of."""
 
@@ -34,5 +39,17 @@ SERVED_BY = {
     Format.MOA: "method moa serves",
     Format.EAGLE3: "method eagle3-tree serves",
     Format.SPECULATORS: "method eagle3-tree serves",
+    Format.DFLASH: "method dflash-tree serves",
+    Format.DSPARK: "method dspark-tree serves",
 }
 """Which of our methods serve each format as it is."""
+
+METHODS = {
+    Format.EAGLE: "griffin",
+    Format.GRIFFIN: "griffin",
+    Format.EAGLE3: "eagle3-tree",
+    Format.SPECULATORS: "eagle3-tree",
+    Format.DFLASH: "dflash-tree",
+    Format.DSPARK: "dspark-tree",
+}
+"""Which of them serves what was quantised."""

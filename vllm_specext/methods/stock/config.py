@@ -94,7 +94,10 @@ def read_drafter(directory: Path, options: StockDrafterOptions, trust_remote_cod
             f"supported are {', '.join(name for name in sorted(allowed) if 'peagle' not in name.lower())}."
         )
     if getattr(config, "quantization_config", None) is not None:
-        raise ConfigurationError(f"{place}: quantization_config is set; drafters have to be unquantised.")
+        raise ConfigurationError(
+            f"{place}: quantization_config is set; drafters have to be unquantised, which vllm-specext convert --to "
+            "bfloat16 makes them."
+        )
     return Drafter(place, config, raw, str(class_name), CLASSES[method][str(class_name)])
 
 
