@@ -58,7 +58,8 @@ def quantised(folder: Path, drafter: str, kind: str) -> dict[str, Tensor]:
     stored["layers.0.self_attn.k_proj.input_scale"] = torch.ones(())
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
     config = json.loads((source / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "modelopt"}}))
+    own = {"quantization_config": {"quant_method": "modelopt"}}
+    (folder / "config.json").write_text(json.dumps(config | own | {"dtype": "float16", "model": own | {"kept": 1}}))
     return tensors
 
 
@@ -72,7 +73,9 @@ def test_the_numbers_are_those_that_stand_there(drafter: str, kind: str, tmp_pat
     assert DRAFTERS[drafter] in done.output.splitlines()[-1]
     found, stored = (load_file(tmp_path / each / "model.safetensors") for each in ("new", "quantised"))
     assert found.keys() == before.keys()
-    assert "quantization_config" not in json.loads((tmp_path / "new" / "config.json").read_text())
+    config = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert {"quantization_config", "dtype"}.isdisjoint(config)
+    assert (config["model"], config["torch_dtype"]) == ({"kept": 1}, "bfloat16")
     changed = [name for name in before if f"{name}_scale" in stored]
     assert len(changed) >= 7
     for name, tensor in before.items():
@@ -90,6 +93,30 @@ def test_the_numbers_are_those_that_stand_there(drafter: str, kind: str, tmp_pat
 
 def test_an_unquantised_drafter_needs_no_conversion(tmp_path: Path) -> None:
     assert "nothing is to be converted" in refusal(MODELS / "dflash", To.BFLOAT16)
+
+
+def test_whole_numbers_are_no_reason_to_serve_it_as_it_is(tmp_path: Path) -> None:
+    quantised(tmp_path, "dflash", "float8")
+    save_file(
+        {"hidden_norm.weight": torch.ones(4), "fc.qweight": torch.zeros(4, dtype=torch.int32)},
+        tmp_path / "model.safetensors",
+    )
+    assert "tensor fc.qweight holds numbers of type I32" in refusal(tmp_path, To.BFLOAT16)
+
+
+def test_an_embedding_of_masks_in_a_file_of_its_own_is_refused_as_the_server_does(tmp_path: Path) -> None:
+    quantised(tmp_path, "dflash", "float8")
+    (tmp_path / "mask_embedding.pt").write_bytes(b"")
+    assert "is an embedding of mask tokens in its own file" in refusal(tmp_path, To.BFLOAT16)
+
+
+def test_a_drafter_that_drafts_at_once_is_served_by_its_own_method(tmp_path: Path) -> None:
+    (tmp_path / "quantised").mkdir()
+    quantised(tmp_path / "quantised", "eagle3", "float8")
+    config = tmp_path / "quantised" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"ptd_token_id": 5}))
+    done = CliRunner().invoke(app, command(tmp_path / "quantised", tmp_path / "new", "--to", "bfloat16"))
+    assert "peagle-tree" in done.output.splitlines()[-1]
 
 
 BYTES = torch.zeros(4, 16, dtype=torch.uint8)

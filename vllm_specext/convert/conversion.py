@@ -8,8 +8,10 @@ from vllm_specext.convert.formats import recognise
 from vllm_specext.convert.kinds import METHODS, SERVED_BY, TAKES, Format, To
 from vllm_specext.convert.target import Target, read_target
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.methods.block.checkpoint import MASK_EMBEDDING, refuse_mask_embedding
 from vllm_specext.methods.source import drafter_directory
-from vllm_specext.methods.stock.checkpoint import FILES
+from vllm_specext.methods.stock.checkpoint import FILES, MASK_HIDDEN
+from vllm_specext.methods.stock.mask_token import MASK_TOKENS
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,14 @@ class Conversion:
 
 
 def convert(model: str, to: To, target: str | None) -> Conversion:
-    """``model`` and ``target`` are folders or hub ids. The target is needed for ``To.SPECULATORS``; for the others the
-    drafter's sizes are compared with it where it is given.
+    """``model`` and ``target`` are folders or hub ids. The target is needed for ``To.SPECULATORS``; for
+    ``To.GRIFFIN`` and ``To.EAGLE`` the drafter's sizes are compared with it where it is given.
 
     Raises ``ConfigurationError``, which names the file and the tensor or key.
     """
     if to is To.SPECULATORS and target is None:
         raise ConfigurationError("--target is missing: --to speculators writes the target's name into config.json.")
-    source = open_source(drafter_directory(model, None, FILES, "SRC"))
+    source = open_source(drafter_directory(model, None, (*FILES, MASK_EMBEDDING), "SRC"))
     found = recognise(str(source.folder), source.config, source.headers, blocks=to is To.BFLOAT16)
     if found not in TAKES[to]:
         raise ConfigurationError(
@@ -42,7 +44,10 @@ def convert(model: str, to: To, target: str | None) -> Conversion:
 
 def _made(source: Source, found: Format, to: To, target: Target | None) -> Converted:
     if to is To.BFLOAT16:
-        return dequantised.write(source, METHODS[found])
+        refuse_mask_embedding(source.folder)
+        at_once = MASK_HIDDEN in source.headers or any(key in source.config for key in MASK_TOKENS)
+        is_p_eagle = found is Format.EAGLE3 and at_once
+        return dequantised.write(source, "peagle-tree" if is_p_eagle else METHODS[found])
     if to is To.GRIFFIN:
         return griffin.write(source, target)
     if to is To.EAGLE:

@@ -1,13 +1,15 @@
 """Drafters with quantised weights, in bfloat16: of float8, and of NVFP4 as NVIDIA's Model Optimizer writes it.
 
 Drafters of hidden states have to be unquantised to be served. Their weights become what the quantised numbers stand
-for, so that nothing is drafted otherwise but for the rounding to bfloat16. A weight in float8 has one scale, or one for
+for, so that weights differ by the rounding to bfloat16 alone. Activations that were
+quantised, too, are so no more. A weight in float8 has one scale, or one for
 each row. One in NVFP4 has two numbers in a byte, the first in its lower half, each a sign and one of eight sizes; a
 scale in float8 for every sixteen of a row, and one scale for all.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +29,8 @@ ROWS = 4096
 """Of NVFP4 that are looked at together, of which each number takes some thirty bytes meanwhile."""
 SCALE, WHOLE_SCALE = "_scale", "_scale_2"
 """What the names of a weight's scales end with, after the weight's."""
-OF_ACTIVATIONS = (".input_scale", ".k_scale", ".v_scale")
-"""Scales of what weights are multiplied by, which are not used here."""
+OF_ACTIVATIONS = tuple(f".{of}_scale" for of in ("input", "output", "q", "k", "v", "prob"))
+"""Scales of what weights are multiplied by, and of caches, which are not used here."""
 OF_INPUTS = ".pre_quant_scale"
 """What a weight's columns were divided by, so that its inputs would have to be multiplied."""
 KEYS = ("quantization_config", "compression_config")
@@ -37,16 +39,23 @@ KEYS = ("quantization_config", "compression_config")
 def write(source: Source, method: str) -> Converted:
     """The drafter with its own names and keys, but for those of the quantisation; ``method`` is ours that serves it.
     Raises ``ConfigurationError``."""
-    weights = [
-        name for name, header in source.headers.items() if header.dtype in (FLOAT8, BYTES) and not _is_scale(name)
-    ]
+    types = {name: header.dtype for name, header in source.headers.items() if not _is_scale(name)}
+    weights = {name for name, dtype in types.items() if dtype in (FLOAT8, BYTES)}
+    tensors = dict(finite(source.folder, _tensors(source, weights)))
     if not weights:
         raise ConfigurationError(
             f"{source.folder} has no weight in float8 or NVFP4, so that nothing is to be converted."
         )
-    config = {key: value for key, value in source.config.items() if key not in KEYS} | {"torch_dtype": "bfloat16"}
-    tensors = dict(finite(source.folder, _tensors(source, set(weights))))
-    return Converted(config, tensors, Format.IN_BFLOAT16, method)
+    return Converted(_unquantised(source.config) | {"torch_dtype": "bfloat16"}, tensors, Format.IN_BFLOAT16, method)
+
+
+def _unquantised(config: dict[str, Any]) -> dict[str, Any]:
+    """``config`` without the keys of a quantisation, at its top and in what is in it, and without an earlier type."""
+    return {
+        key: _unquantised(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in (*KEYS, "dtype")
+    }
 
 
 def _tensors(source: Source, quantised: set[str]) -> Iterator[tuple[str, Tensor]]:

@@ -82,7 +82,7 @@ def read(
     if layer.get("quantization_config") is not None:
         raise ConfigurationError(
             f"{place}: quantization_config is set; drafters have to be unquantised, which vllm-specext convert --to "
-            "bfloat16 makes them."
+            "bfloat16 makes those in float8 and NVFP4."
         )
     check_checkpoint(source.folder, shape_of(place, drafter))
     return drafter

@@ -29,7 +29,15 @@ TAKES = {
     To.GRIFFIN: (Format.EAGLE, Format.GRIFFIN),
     To.SPECULATORS: (Format.EAGLE3, Format.GRIFFIN, Format.MOA),
     To.EAGLE: (Format.SPECULATORS,),
-    To.BFLOAT16: (Format.EAGLE3, Format.SPECULATORS, Format.DFLASH, Format.DSPARK, Format.EAGLE, Format.GRIFFIN),
+    To.BFLOAT16: (
+        Format.EAGLE3,
+        Format.SPECULATORS,
+        Format.DFLASH,
+        Format.DSPARK,
+        Format.EAGLE,
+        Format.GRIFFIN,
+        Format.MOA,
+    ),
 }
 """The formats that each is made of."""
 
@@ -47,6 +55,7 @@ SERVED_BY = {
 METHODS = {
     Format.EAGLE: "griffin",
     Format.GRIFFIN: "griffin",
+    Format.MOA: "moa",
     Format.EAGLE3: "eagle3-tree",
     Format.SPECULATORS: "eagle3-tree",
     Format.DFLASH: "dflash-tree",

@@ -2,12 +2,25 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import Shapes
 from vllm_specext.methods.stock.checkpoint import meaning_of_any
 
+MASK_EMBEDDING = "mask_embedding.pt"
+"""A file in which some drafters have the embedding of mask tokens."""
 MAX_BLOCK = 65
 """The most rows of a block; released drafters have up to 16."""
+
+
+def refuse_mask_embedding(directory: Path) -> None:
+    """Raise ``ConfigurationError`` where ``directory`` has such a file."""
+    if (directory / MASK_EMBEDDING).exists():
+        raise ConfigurationError(
+            f"{directory / MASK_EMBEDDING} is an embedding of mask tokens in its own file, which is not supported; "
+            "supported is that of mask_token_id in the embedding."
+        )
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,9 @@
 """What vLLM's block drafters need before vLLM builds their configuration: a checkpoint that fits the target, and trees
 that are no deeper than its blocks."""
 
-from pathlib import Path
-
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.kernels.tree_expansion import LARGEST_POOL
-from vllm_specext.methods.block.checkpoint import BlockShape
+from vllm_specext.methods.block.checkpoint import MASK_EMBEDDING, BlockShape, refuse_mask_embedding
 from vllm_specext.methods.block.config import Block, block_of, drafter_shape
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
@@ -15,9 +13,6 @@ from vllm_specext.methods.stock.prepare import check_target, check_top_k, check_
 from vllm_specext.options.stock import BlockOptions
 from vllm_specext.refusals import Launch
 from vllm_specext.tree.budget import pool_size
-
-MASK_EMBEDDING = "mask_embedding.pt"
-"""A file in which some drafters have the embedding of mask tokens."""
 
 
 def prepare(options: BlockOptions, launch: Launch) -> Prepared:
@@ -30,7 +25,7 @@ def prepare(options: BlockOptions, launch: Launch) -> Prepared:
     block = block_of(drafter, launch.model.get_total_num_hidden_layers())
     shape = drafter_shape(drafter, len(block.target_layers), hidden_size)
     _check_hidden_size(drafter, shape)
-    _check_mask_embedding(directory)
+    refuse_mask_embedding(directory)
     check_checkpoint(directory, shape)
     options = _with_children(drafter, shape, _within(drafter, block, options))
     check_top_k(options, shape.draft_vocab_size)
@@ -93,12 +88,4 @@ def _check_hidden_size(drafter: Drafter, shape: BlockShape) -> None:
         raise ConfigurationError(
             f"{drafter.place}: hidden_size is {shape.hidden_size} but the target's is {shape.target_hidden_size}; "
             "another one needs target_hidden_size."
-        )
-
-
-def _check_mask_embedding(directory: Path) -> None:
-    if (directory / MASK_EMBEDDING).exists():
-        raise ConfigurationError(
-            f"{directory / MASK_EMBEDDING} is an embedding of mask tokens in its own file, which is not supported; "
-            "supported is that of mask_token_id in the embedding."
         )

@@ -96,7 +96,7 @@ def read_drafter(directory: Path, options: StockDrafterOptions, trust_remote_cod
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigurationError(
             f"{place}: quantization_config is set; drafters have to be unquantised, which vllm-specext convert --to "
-            "bfloat16 makes them."
+            "bfloat16 makes those in float8 and NVFP4."
         )
     return Drafter(place, config, raw, str(class_name), CLASSES[method][str(class_name)])
 
