@@ -1,10 +1,10 @@
 """Drafters with quantised weights, in bfloat16: of float8, and of NVFP4 as NVIDIA's Model Optimizer writes it.
 
 Drafters of hidden states have to be unquantised to be served. Their weights become what the quantised numbers stand
-for, so that weights differ by the rounding to bfloat16 alone. Activations that were
-quantised, too, are so no more. A weight in float8 has one scale, or one for
-each row. One in NVFP4 has two numbers in a byte, the first in its lower half, each a sign and one of eight sizes; a
-scale in float8 for every sixteen of a row, and one scale for all.
+for, so that weights differ by the rounding to bfloat16 alone. Activations that were quantised, too, are so no more.
+
+A weight in float8 has one scale, or one for each row. One in NVFP4 has two numbers in a byte, the first in its lower
+half, each a sign and one of eight sizes; a scale in float8 for every sixteen of a row, and one scale for all.
 """
 
 from collections.abc import Iterator

@@ -41,17 +41,6 @@ TAKES = {
 }
 """The formats that each is made of."""
 
-SERVED_BY = {
-    Format.EAGLE: "methods griffin and eagle-tree serve",
-    Format.GRIFFIN: "method griffin serves",
-    Format.MOA: "method moa serves",
-    Format.EAGLE3: "method eagle3-tree serves",
-    Format.SPECULATORS: "method eagle3-tree serves",
-    Format.DFLASH: "method dflash-tree serves",
-    Format.DSPARK: "method dspark-tree serves",
-}
-"""Which of our methods serve each format as it is."""
-
 METHODS = {
     Format.EAGLE: "griffin",
     Format.GRIFFIN: "griffin",
@@ -61,4 +50,9 @@ METHODS = {
     Format.DFLASH: "dflash-tree",
     Format.DSPARK: "dspark-tree",
 }
-"""Which of them serves what was quantised."""
+"""The one of our methods that a converted drafter of each format is served by."""
+
+SERVED_BY = {found: f"method {method} serves" for found, method in METHODS.items()} | {
+    Format.EAGLE: "methods griffin and eagle-tree serve"
+}
+"""Which of our methods serve each format as it is."""
