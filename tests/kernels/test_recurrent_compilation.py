@@ -63,8 +63,8 @@ def test_rules_of_states_compile(
     ]
     usage = [dumped(kernel, "-res-usage", tmp_path) for _, kernel in compiled[1]]
     memory = PROCESSORS[compiled[0]].memory_of_program
-    # In float32 as many rows of a gated delta rule as are allowed have no room on cards with 99 KiB.
-    has_room = name == "space" or nodes <= 64 or dtype != torch.float32 or memory > 99 * 1024
+    # In float32 as many rows as are allowed have no room on cards with 99 KiB.
+    has_room = nodes <= 64 or dtype != torch.float32 or memory > 99 * 1024
     assert all(kernel.metadata.shared <= memory for _, kernel in compiled[1]) == has_room
     if dtype == torch.bfloat16 and compiled[0] in (90, 100) and nodes <= 64:
         assert all("STACK:0 " in text for text in usage)

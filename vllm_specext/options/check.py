@@ -36,7 +36,7 @@ def parse(options: type[MethodOptions], raw: Mapping[str, Any]) -> MethodOptions
 MOST_BESIDE_STATES = 127
 """Drafted tokens that recurrent layers verify. With the token before them they are rows of one program
 (``kernels/recurrent``), which would need more shared memory than GPUs have for twice as many. In float32 cards with
-99 KiB of it have no room for more than half of these with a gated delta rule."""
+99 KiB of it have no room for more than half of these."""
 
 
 def check_sizes(
