@@ -71,12 +71,12 @@ def make_nemotron(folder: Path) -> Path:
 
 
 def make_nemotron_with_module(folder: Path) -> Path:
-    """The same with a module, which is attention alone."""
+    """The same with a module of two layers, which are attention, as that of a released one is attention and experts."""
     make_nemotron(folder)
     config = transformers.AutoConfig.from_pretrained(folder)
-    config.num_nextn_predict_layers, config.mtp_layers_block_type = 1, ["full_attention"]
+    config.num_nextn_predict_layers, config.mtp_layers_block_type = 1, ["full_attention"] * 2
     config.save_pretrained(folder)
-    add_module(folder, OF_NEMOTRON, nemotron(["attention"]))
+    add_module(folder, OF_NEMOTRON, nemotron(["attention"] * 2))
     return folder
 
 

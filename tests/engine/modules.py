@@ -1,8 +1,8 @@
 """Multi-token prediction modules in the layouts of released targets, of random weights, and the same out of
 transformers' parts.
 
-A module is a decoder layer, which is transformers' own, with a projection before it and norms around it. The layer is
-saved as a model of one layer in the folder ``MODULE`` of the target, whose file has the same weights by other names.
+A module is one decoder layer or several, which are transformers' own, with a projection before them and norms around
+them. They are saved as a model in the folder ``MODULE`` of the target, whose file has the same weights by other names.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Layout:
     """Names of a module's tensors, and what differs between modules."""
 
     layer: str
-    """With which the names of its layer's tensors begin."""
+    """With which the names of its layer's tensors begin; before a number and a dot where there may be several."""
     projection: str
     of_embedding: str
     of_hidden: str
@@ -38,7 +38,7 @@ class Layout:
     sees_first_token: bool = True
     """Whether the embedding at position 0 is read, which has no hidden state before it."""
     saved: str = "model.layers.0."
-    """With which the names of the layer's tensors begin in a model of one layer, as transformers saves it."""
+    """With which they begin in a model of these layers alone, as transformers saves it."""
 
     def norms(self) -> list[str]:
         return [name for name in (self.of_embedding, self.of_hidden, self.last) if name]
@@ -47,13 +47,14 @@ class Layout:
 OF_QWEN = Layout("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
 """Of Qwen3-Next, Qwen3.5 and K-EXAONE."""
 OF_NEMOTRON = Layout(
-    layer="mtp.layers.0.",
+    layer="mtp.layers.",
     projection="mtp.layers.0.eh_proj",
     of_embedding="mtp.layers.0.enorm",
     of_hidden="mtp.layers.0.hnorm",
-    last="mtp.layers.0.final_layernorm",
-    saved="backbone.layers.0.",
+    last="mtp.layers.1.final_layernorm",
+    saved="backbone.layers.",
 )
+"""With two layers."""
 OF_ERNIE = Layout(
     layer="model.mtp_block.0.",
     projection="model.mtp_linear_proj.0",
@@ -89,7 +90,7 @@ def last_norm(model: Any) -> Any:
 
 def add_module(folder: Path, layout: Layout, layer: Any) -> None:
     """Add one to the target in ``folder``, whose weights are one file. ``layer`` is the configuration of a model that
-    has the module's layer alone."""
+    has the module's layers alone."""
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(layer)
     with torch.no_grad():
@@ -120,7 +121,7 @@ def replace_module(folder: Path, layout: Layout, tensors: dict[str, Tensor]) -> 
 
 
 class Kept:
-    """Keys and values as transformers asks for them."""
+    """Keys and values of a layer as transformers asks for them."""
 
     def __init__(self, past: KV | None) -> None:
         self.kv = past
@@ -131,7 +132,7 @@ class Kept:
 
 
 class Module:
-    """The module that ``add_module`` has added to ``folder``, out of transformers' layer."""
+    """The module that ``add_module`` has added to ``folder``, out of transformers' layers."""
 
     def __init__(self, folder: Path, layout: Layout) -> None:
         path, how = folder / MODULE, {"attn_implementation": "eager", "dtype": torch.float32}
@@ -155,23 +156,26 @@ class Module:
     def __call__(
         self, ids: Tensor, features: Tensor, places: Tensor, mask: Tensor, past: KV | None
     ) -> tuple[Tensor, Tensor, KV]:
-        """As a ``Drafter``."""
+        """As a ``Drafter``; keys and values are those of all layers, one layer's heads after the other's."""
         layout, tokens = self.layout, self.embedding[ids]
         if not layout.sees_first_token:
             tokens = torch.where(places[..., None] == 0, 0, tokens)
         fused = torch.cat((self.norm(tokens, layout.of_embedding), self.norm(features, layout.of_hidden)), dim=-1)
-        hidden = fused @ self.tensors[f"{layout.projection}.weight"].T
-        kept = Kept(past)
-        knows_places = hasattr(self.model, "rotary_emb")
-        made = self.model.layers[0](
-            hidden,
-            position_embeddings=self.model.rotary_emb(hidden, places) if knows_places else None,
-            attention_mask=torch.zeros(mask.shape).masked_fill(~mask, float("-inf")),
-            past_key_values=kept,
+        made = fused @ self.tensors[f"{layout.projection}.weight"].T
+        given = {
+            "position_embeddings": self.model.rotary_emb(made, places) if hasattr(self.model, "rotary_emb") else None,
+            "attention_mask": torch.zeros(mask.shape).masked_fill(~mask, float("-inf")),
+        }
+        layers = len(self.model.layers)
+        each_past: list[Any] = (
+            [None] * layers if past is None else list(zip(*(kv.chunk(layers, 1) for kv in past), strict=True))
         )
-        made = made[0] if isinstance(made, tuple) else made
+        kept = [Kept(own) for own in each_past]
+        for layer, own in zip(self.model.layers, kept, strict=True):
+            made = layer(made, **given, past_key_values=own)
+            made = made[0] if isinstance(made, tuple) else made
         if layout.last and not layout.norm_belongs_to_head:
             made = self.norm(made, layout.last)
-        assert kept.kv is not None
+        keys, values = zip(*(own.kv for own in kept if own.kv), strict=True)
         following = self.norm(made, layout.last) if layout.last and layout.goes_on_after_norm else made
-        return made, following, kept.kv
+        return made, following, (torch.cat(keys, dim=1), torch.cat(values, dim=1))
