@@ -10,10 +10,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from tests.unit.conversions import command, refusal
+from tests.unit import eagle_folders
+from tests.unit.conversions import CHECKPOINTS, command, refusal
+from tests.unit.tiny_dflash import tiny_dspark
+from tests.unit.tiny_llama import tiny_llama
 from vllm_specext.cli import app
-from vllm_specext.convert.kinds import To
+from vllm_specext.convert.files import open_source
+from vllm_specext.convert.formats import recognise
+from vllm_specext.convert.kinds import METHODS, Format, To
 from vllm_specext.measure.bundled import MODELS
+from vllm_specext.training.block.checkpoint import write_checkpoint
 
 SIZES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 DRAFTERS = {"dflash": "dflash-tree", "eagle3": "eagle3-tree"}
@@ -31,7 +37,8 @@ def nvfp4(name: str, weight: Tensor) -> dict[str, Tensor]:
 
 
 def float8(name: str, weight: Tensor, rows: bool) -> dict[str, Tensor]:
-    scale = (weight.abs().amax(dim=1, keepdim=True) if rows else weight.abs().max()) / 448
+    largest = weight.abs().amax(dim=1, keepdim=True) if rows else weight.abs().max()
+    scale = largest.clamp(min=1e-6) / 448
     return {name: (weight / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
 
 
@@ -41,9 +48,9 @@ def value(numbers: Tensor, scale: Tensor, whole: Tensor, row: int, column: int) 
     return (-1 if four & 8 else 1) * SIZES[four & 7] * float(scale[row, column // 16]) * float(whole)
 
 
-def quantised(folder: Path, drafter: str, kind: str) -> dict[str, Tensor]:
-    """The bundled ``drafter`` in ``folder``, its matrices quantised but the embedding; and its tensors before."""
-    source = MODELS / drafter
+def quantised(folder: Path, source: Path, kind: str) -> dict[str, Tensor]:
+    """The drafter in ``source``, its matrices quantised but the embedding, in ``folder``; and its tensors before."""
+    folder.mkdir(exist_ok=True)
     tensors = {
         name: x.float() if x.is_floating_point() else x for name, x in load_file(source / "model.safetensors").items()
     }
@@ -66,8 +73,7 @@ def quantised(folder: Path, drafter: str, kind: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", ["NVFP4", "float8", "float8 by rows"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_numbers_are_those_that_stand_there(drafter: str, kind: str, tmp_path: Path) -> None:
-    (tmp_path / "quantised").mkdir()
-    before = quantised(tmp_path / "quantised", drafter, kind)
+    before = quantised(tmp_path / "quantised", MODELS / drafter, kind)
     done = CliRunner().invoke(app, command(tmp_path / "quantised", tmp_path / "new", "--to", "bfloat16"))
     assert done.exit_code == 0, done.output
     assert DRAFTERS[drafter] in done.output.splitlines()[-1]
@@ -91,12 +97,40 @@ def test_the_numbers_are_those_that_stand_there(drafter: str, kind: str, tmp_pat
                 assert found[name][row, column] == torch.tensor(own).to(torch.bfloat16)
 
 
+def write(folder: Path, found: Format) -> None:
+    """An unquantised drafter of the format."""
+    folder.mkdir()
+    if found is Format.DSPARK:
+        drafter = tiny_dspark(tiny_llama(6))
+        write_checkpoint(folder, drafter.shape, drafter.state_dict(), torch.float32)
+    else:
+        eagle_folders.write(folder, *CHECKPOINTS[found])
+
+
+@pytest.mark.parametrize("found", [*CHECKPOINTS, Format.DSPARK])
+def test_a_drafter_of_any_format_keeps_its_names_sizes_and_keys(found: Format, tmp_path: Path) -> None:
+    """So that it is read as if it had never been quantised."""
+    write(tmp_path / "before", found)
+    quantised(tmp_path / "quantised", tmp_path / "before", "float8 by rows")
+    done = CliRunner().invoke(app, command(tmp_path / "quantised", tmp_path / "new", "--to", "bfloat16"))
+    assert done.exit_code == 0, done.output
+    assert METHODS[found] in done.output.splitlines()[-1]
+    before, new = (open_source(tmp_path / each) for each in ("before", "new"))
+    assert {name: header.shape for name, header in new.headers.items()} == {
+        name: header.shape for name, header in before.headers.items()
+    }
+    kept = {key: value for key, value in before.config.items() if key not in ("dtype", "torch_dtype")}
+    assert new.config.items() >= kept.items()
+    for each in (before, new):
+        assert recognise(each.place, each.config, each.headers, blocks=True) is found
+
+
 def test_an_unquantised_drafter_needs_no_conversion(tmp_path: Path) -> None:
     assert "nothing is to be converted" in refusal(MODELS / "dflash", To.BFLOAT16)
 
 
 def test_whole_numbers_are_no_reason_to_serve_it_as_it_is(tmp_path: Path) -> None:
-    quantised(tmp_path, "dflash", "float8")
+    quantised(tmp_path, MODELS / "dflash", "float8")
     save_file(
         {"hidden_norm.weight": torch.ones(4), "fc.qweight": torch.zeros(4, dtype=torch.int32)},
         tmp_path / "model.safetensors",
@@ -105,14 +139,13 @@ def test_whole_numbers_are_no_reason_to_serve_it_as_it_is(tmp_path: Path) -> Non
 
 
 def test_an_embedding_of_masks_in_a_file_of_its_own_is_refused_as_the_server_does(tmp_path: Path) -> None:
-    quantised(tmp_path, "dflash", "float8")
+    quantised(tmp_path, MODELS / "dflash", "float8")
     (tmp_path / "mask_embedding.pt").write_bytes(b"")
     assert "is an embedding of mask tokens in its own file" in refusal(tmp_path, To.BFLOAT16)
 
 
 def test_a_drafter_that_drafts_at_once_is_served_by_its_own_method(tmp_path: Path) -> None:
-    (tmp_path / "quantised").mkdir()
-    quantised(tmp_path / "quantised", "eagle3", "float8")
+    quantised(tmp_path / "quantised", MODELS / "eagle3", "float8")
     config = tmp_path / "quantised" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"ptd_token_id": 5}))
     done = CliRunner().invoke(app, command(tmp_path / "quantised", tmp_path / "new", "--to", "bfloat16"))
@@ -143,7 +176,7 @@ EIGHT = torch.zeros(4, 2).to(torch.float8_e4m3fn)
     ],
 )
 def test_what_is_quantised_otherwise_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
-    quantised(tmp_path, "dflash", "float8")
+    quantised(tmp_path, MODELS / "dflash", "float8")
     tensors = load_file(tmp_path / "model.safetensors")
     tensors = {name: x for name, x in tensors.items() if not name.startswith("fc.")}
     save_file(tensors | change, tmp_path / "model.safetensors")
