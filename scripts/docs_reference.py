@@ -1,13 +1,13 @@
 """The documents' tables that come from the code: the methods and their keys, what is refused, what is replaced in vLLM,
 and how many nodes are drafted at which load."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 
 from scripts.markdown import code, table
 from vllm_specext.engine.changes.catalogue import catalogue
+from vllm_specext.options.shown import keys_of
 from vllm_specext.refusals import FEATURES, refused
 from vllm_specext.registry import METHODS
 from vllm_specext.tree.budget import describe, fixed_schedule
@@ -28,11 +28,10 @@ def methods() -> str:
 
 def options(method: str) -> str:
     rows: list[tuple[str, ...]] = []
-    for key, field in METHODS[method].options.model_fields.items():
-        default = "required" if field.is_required() else code(json.dumps(field.default))
-        meaning = "selects this method" if key == "method" else field.description or ""
-        rows.append((code(key), default, meaning))
-    return table(("key", "default", "meaning"), rows)
+    for name, key in keys_of(METHODS[method].options).items():
+        default = "required" if key.required else key.absent if key.in_words else code(key.absent)
+        rows.append((code(name), key.allowed, default, key.meaning))
+    return table(("key", "allowed", "default", "meaning"), rows)
 
 
 def refusals() -> str:
@@ -64,7 +63,7 @@ def budget() -> str:
         if tree is not None:
             schedules = (describe(fixed_schedule(tree.nodes, device), tree.depth) for device in DEVICES)
             rows.append((code(method.name), *schedules))
-    return table(("method with its defaults", *DEVICES.values()), rows)
+    return table(("method, with `adaptive_drafts` false", *DEVICES.values()), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -9,6 +9,7 @@ from tests.unit.terminal import COLUMNS, Ended, in_a_pipe, on_a_terminal
 from vllm_specext.cli.doctor import change
 from vllm_specext.cli.methods import refused_methods, refused_to
 from vllm_specext.engine.changes.catalogue import catalogue
+from vllm_specext.options.shown import keys_of
 from vllm_specext.refusals import refused_to as refused_by_the_engine
 from vllm_specext.registry import METHODS
 
@@ -57,10 +58,9 @@ def test_methods_has_a_line_for_each_method_and_each_refused_feature(methods: En
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_with_a_name_has_a_line_for_each_key_and_each_refusal(name: str) -> None:
     shown = in_a_pipe("methods", name)
-    for key, field in METHODS[name].options.model_fields.items():
-        default = "required" if field.is_required() else f"default {json.dumps(field.default)}"
-        meaning = "selects this method" if key == "method" else field.description
-        assert lines_with(shown, f"  {key} (") == [f"  {key} ({default}): {meaning}"]
+    for key, entry in keys_of(METHODS[name].options).items():
+        absent = "required" if entry.required else f"by default {entry.absent}"
+        assert lines_with(shown, f"  {key} (") == [f"  {key} ({entry.allowed}; {absent}): {entry.meaning}"]
     for refused in refused_to(name):
         (line,) = lines_with(shown, f"  {refused.feature}, because {refused.reason}")
         assert ("chains" in line) == (refused.trees_only and name in ("griffin", "eagle3-tree", "eagle-tree", "moa"))

@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from dataclasses import asdict
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from vllm_specext.cli.lines import show
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.options.shown import keys_of
 from vllm_specext.refusals import Refused
 from vllm_specext.refusals import refused_to as refused_by_declaration
 from vllm_specext.registry import METHODS
@@ -51,10 +53,10 @@ def show_one(name: str) -> None:
     show(f"{name}: {METHODS[name].summary}")
     show("")
     show("Keys of --speculative-config:")
-    keys = keys_of(name)
+    keys = keys_of(METHODS[name].options)
     for key, entry in keys.items():
-        default = "required" if entry["required"] else f"default {json.dumps(entry['default'])}"
-        show(f"{key} ({default}): {entry['meaning']}", 2)
+        absent = "required" if entry.required else f"by default {entry.absent}"
+        show(f"{key} ({entry.allowed}; {absent}): {entry.meaning}", 2)
     show("")
     show(f"Refused to {name} at start:")
     for feature, reason, trees_only in refused_to(name):
@@ -67,21 +69,8 @@ def described(name: str) -> dict[str, Any]:
     """Everything about the method ``name``, for JSON."""
     return {
         "summary": METHODS[name].summary,
-        "keys": keys_of(name),
+        "keys": {key: asdict(entry) for key, entry in keys_of(METHODS[name].options).items()},
         "refused": [refused._asdict() for refused in refused_to(name)],
-    }
-
-
-def keys_of(name: str) -> dict[str, dict[str, Any]]:
-    """For each key of the method ``name``: whether it is required, its default (``None`` if required) and its
-    meaning."""
-    return {
-        key: {
-            "required": field.is_required(),
-            "default": None if field.is_required() else field.default,
-            "meaning": "selects this method" if key == "method" else field.description or "",
-        }
-        for key, field in METHODS[name].options.model_fields.items()
     }
 
 

@@ -10,6 +10,9 @@ MAX_DRAFT_TOKENS = 256
 """The most tokens of a draft. More never pay, and without a bound a typing error would allocate buffers for them."""
 
 
+IN_WORDS = "in_words"
+"""Of a field's ``json_schema_extra``: its default as people are shown it, where that depends on the drafter."""
+
 LOOKED_UP = "whether the prompt and the answer so far are the prediction of requests that give none (prompt lookup)"
 WAITS = "every step waits for the device then"
 

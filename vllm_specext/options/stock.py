@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from vllm_specext.options.base import MAX_DRAFT_TOKENS, QUANTIZATION
+from vllm_specext.options.base import IN_WORDS, MAX_DRAFT_TOKENS, QUANTIZATION
 from vllm_specext.options.trees import (
     BLOCK_DROP,
     HEAD_QUANTIZATION,
@@ -142,8 +142,8 @@ class BlockOptions(AtOnceOptions):
         6,
         ge=1,
         le=64,
-        description="depth of the draft tree: its longest path from the root; when absent, as deep as the drafter's "
-        "blocks",
+        description="depth of the draft tree: its longest path from the root",
+        json_schema_extra={IN_WORDS: "as deep as the drafter's blocks"},
     )
 
     @property
@@ -162,6 +162,14 @@ class DFlashTreeOptions(BlockOptions):
     speculators_types = ("dflash", "dflash2")
 
     method: Literal["dflash-tree"] = "dflash-tree"
+    tree_top_k: int = Field(
+        10,
+        ge=1,
+        le=64,
+        description="most likely tokens of each position that trees are made of, and with a DFlash2 drafter children "
+        "kept per node; 1 drafts a chain",
+        json_schema_extra={IN_WORDS: "10, fewer with long blocks of a DFlash2 drafter"},
+    )
 
 
 class DSparkTreeOptions(BlockOptions):
@@ -169,4 +177,6 @@ class DSparkTreeOptions(BlockOptions):
     speculators_types = ("dspark",)
 
     method: Literal["dspark-tree"] = "dspark-tree"
-    tree_top_k: int = Field(10, ge=1, le=64, description=TOP_K)
+    tree_top_k: int = Field(
+        10, ge=1, le=64, description=TOP_K, json_schema_extra={IN_WORDS: "10, fewer with long blocks"}
+    )
