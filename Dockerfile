@@ -1,5 +1,5 @@
 # Two images: `docker build --target gpu .` (vLLM's own image with the plug-in) and `docker build --target cpu .`; docs/docker.md
-# says how to run them. Everything behind the image's name is an argument of `vllm serve`.
+# says how to run them. Everything after the image's name is an argument of `vllm serve`.
 
 FROM vllm/vllm-openai:v0.32.0 AS gpu
 COPY . /opt/vllm-specext
@@ -9,7 +9,8 @@ RUN uv pip install --system --no-cache /opt/vllm-specext \
     && install --directory --owner=specext /models
 USER 10001
 WORKDIR /home/specext
-ENV HF_HOME=/models
+# In the volume, so that the next start finds what was fetched, compiled and measured.
+ENV HF_HOME=/models XDG_CACHE_HOME=/models/cache TRITON_CACHE_DIR=/models/cache/triton
 VOLUME /models
 EXPOSE 8000
 HEALTHCHECK --interval=15s --timeout=10s --start-period=15m \
@@ -38,7 +39,8 @@ RUN bash scripts/install_cpu.sh project python \
     && install --directory --owner=specext /models
 USER 10001
 WORKDIR /home/specext
-ENV HF_HOME=/models
+# In the volume, so that the next start finds what was fetched, compiled and measured.
+ENV HF_HOME=/models XDG_CACHE_HOME=/models/cache TRITON_CACHE_DIR=/models/cache/triton
 VOLUME /models
 EXPOSE 8000
 HEALTHCHECK --interval=15s --timeout=10s --start-period=15m \

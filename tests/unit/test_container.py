@@ -2,6 +2,7 @@
 install steps, which the CPU image and the set-up share."""
 
 import functools
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from vllm_specext.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -121,3 +125,16 @@ def test_both_images_ask_the_servers_health_and_are_not_run_by_root() -> None:
         assert "VOLUME /models" in image
         assert "ENV HF_HOME=/models" in image
         assert image.rstrip().endswith('ENTRYPOINT ["vllm-specext", "serve"]')
+
+
+def test_the_deployment_is_one_of_the_image_for_a_gpu_with_a_method_of_ours() -> None:
+    page = (ROOT / "docs" / "docker.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    deployment = yaml.safe_load(block)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    target, flag, given = container["args"]
+    assert (target[:5], flag) == ("meta-", "--speculative-config")
+    keys = json.loads(given)
+    assert METHODS[keys["method"]].options.model_validate(keys)
+    assert container["ports"] == [{"containerPort": 8000}]
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/models", "/dev/shm"}

@@ -70,7 +70,7 @@ def words(text: str) -> str:
 def test_commands_stand_in_blocks_of_the_language_sh(page: Path) -> None:
     others = [block for block in blocks() if block.page == page and block.language != "sh"]
     assert [block.body for block in others if COMMAND.search(block.body)] == []
-    assert {block.language for block in others} <= {"", "json", "python", "text"}
+    assert {block.language for block in others} <= {"", "json", "python", "text", "yaml"}
 
 
 QUICK = sorted(
