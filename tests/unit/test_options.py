@@ -9,6 +9,7 @@ from vllm_specext.options.base import MethodOptions, Predicted
 from vllm_specext.options.check import check_sizes, parse
 from vllm_specext.options.swift import SwiftOptions
 from vllm_specext.options.trees import GriffinOptions, MoAOptions
+from vllm_specext.registry import METHODS
 from vllm_specext.tree.budget import TreeShape
 from vllm_specext.tree.swift_sizes import GREEDY, SAMPLED
 
@@ -140,3 +141,46 @@ def test_what_is_predicted_is_a_part_of_what_is_drafted() -> None:
     check_sizes(reading, 1024, None)
     with pytest.raises(ConfigurationError, match=r"'prediction_tokens' is 25, but at most num_speculative_tokens, 24"):
         check_sizes(options(num_speculative_tokens=24, prediction_tokens=25), 1024, None)
+
+
+EVERY_KEY: dict[str, Any] = {
+    "num_speculative_tokens_per_batch_size": [[1, 4, 2]],
+    "adaptive_drafts": False,
+    "keep_step_costs": False,
+    "revision": "r",
+    "attention_backend": "FLASH_ATTN",
+    "tree_depth": 3,
+    "tree_top_k": 2,
+    "calibrated_trees": False,
+    "prediction_tokens": 2,
+    "use_prompt": True,
+    "draft_passes": 2,
+    "draft_vocab_size": 5,
+    "draft_vocab_file": "f",
+    "quantization": "fp8_per_channel",
+    "draft_lm_head_quantization": "fp8",
+    "disable_eagle_block_drop": True,
+    "target_layer_inference": 1,
+    "client_drafts": True,
+    "draft_sample_method": "probabilistic",
+}
+DROPS_BLOCKS = ("griffin", "eagle3-tree", "eagle-tree", "peagle-tree", "mtp-tree")
+IN_FLOAT8 = (*DROPS_BLOCKS[:4], "draft-model-tree", "pard-tree", "slem", "tli", "slrs")
+WITHOUT_A_BACKEND = ("swift", "slem", "tli", "slrs", "given")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_vllm_is_told_of_its_own_keys_and_of_no_others(name: str) -> None:
+    options = METHODS[name].options
+    least = {"method": name} | ({"model": "m"} if "model" in options.model_fields else {})
+    default = {"num_speculative_tokens": options.model_fields["num_speculative_tokens"].default}
+    dropped = {"disable_eagle_block_drop": False} if name in DROPS_BLOCKS else {}
+    assert options.model_validate(least).for_vllm() == default | dropped
+    every = {key: value for key, value in EVERY_KEY.items() if key in options.model_fields}
+    assert options.model_validate(least | every).for_vllm(model="folder") == default | {
+        "num_speculative_tokens_per_batch_size": [[1, 4, 2]],
+        "model": "folder",
+        **({"disable_eagle_block_drop": True} if name in DROPS_BLOCKS else {}),
+        **({"quantization": "fp8_per_channel"} if name in IN_FLOAT8 else {}),
+        **({} if name in WITHOUT_A_BACKEND else {"attention_backend": "FLASH_ATTN"}),
+    }

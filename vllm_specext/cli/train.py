@@ -163,7 +163,7 @@ def planned(
     settings = checked(asked.RunSettings, values, "the setting")
     asked.check_stream(settings, count, torch.cuda.device_count())
     method = TRAINABLE[settings.method]
-    if stock_method := getattr(METHODS[method.serves].options, "stock_method", None):
+    if stock_method := METHODS[method.serves].options.stock_method:
         refuse_misread("--output", str(output.absolute()), stock_method)
     refuse_target(method.serves, target, settings.tensor_parallel, captures=method.captured is not None)
     check_inputs(settings, target, count)

@@ -46,7 +46,7 @@ def brought_by(params: SamplingParams | None) -> Brought | None:
 
 def reads_client_trees(config: Any) -> bool:
     """Whether the method of a ``SpecExtConfig`` verifies what clients have drafted."""
-    return bool(getattr(config.options, "client_drafts", False))
+    return bool(config.options.takes_clients_trees)
 
 
 def check_client_tree(params: SamplingParams, vllm_config: Any) -> None:

@@ -63,8 +63,8 @@ class SpecExtConfig(SpeculativeConfig):
         if isinstance(self.options, ForeignOptions):
             self._add_language_model(target)
             return self
-        if (stock_method := getattr(self.options, "stock_method", None)) is not None:
-            self._add_stock_drafter(stock_method)
+        if self.options is not None and self.options.stock_method is not None:
+            self._add_stock_drafter(self.options.stock_method)
             return self
         self.draft_model_config = ModelConfig(
             model=self.model,

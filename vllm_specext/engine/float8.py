@@ -7,8 +7,6 @@ from vllm.platforms import current_platform
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.options.base import MethodOptions
 
-KEYS = "quantization", "draft_lm_head_quantization"
-
 CAPABILITY = 89
 """Ten times the compute capability from which on NVIDIA's GPUs multiply float8."""
 
@@ -16,10 +14,7 @@ CAPABILITY = 89
 def check(options: MethodOptions, model: ModelConfig) -> None:
     """Refuse what vLLM would refuse later, in another process: float8 beside weights as the target ``model`` has them,
     or on the GPU at hand. Raises ``ConfigurationError``."""
-    for key in KEYS:
-        value = getattr(options, key, None)
-        if value is None:
-            continue
+    for key, value in options.in_float8.items():
         if model.dtype not in (torch.bfloat16, torch.float16):
             raise ConfigurationError(
                 f"speculative-config key {key!r} is {value!r}, but the target's weights are in {name(model.dtype)}; "
@@ -43,4 +38,4 @@ def name(dtype: torch.dtype) -> str:
 
 def has_head_in_float8(options: MethodOptions) -> bool:
     """Whether the drafter's output layer is to be a copy in float8."""
-    return getattr(options, "draft_lm_head_quantization", None) is not None
+    return "draft_lm_head_quantization" in options.in_float8

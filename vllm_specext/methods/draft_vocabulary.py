@@ -15,8 +15,7 @@ from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import DRAFT_VOCABULARY, load_tensor, read_object, tensor_headers
 from vllm_specext.methods.token_counts import IDS, VOCAB_SIZE
 
-KEYS = ("draft_vocab_size", "draft_vocab_file")
-SIZE, FILE = (f"speculative-config key {key!r}" for key in KEYS)
+SIZE, FILE = (f"speculative-config key {key!r}" for key in ("draft_vocab_size", "draft_vocab_file"))
 
 
 def read_file(path: Path, vocab_size: int, key: str = FILE) -> list[int]:

@@ -1,6 +1,6 @@
 """The keys that methods share."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +30,17 @@ class Predicted(NamedTuple):
     """Whether there is something else to draft where these say little."""
 
 
+VLLMS_KEYS = {
+    "num_speculative_tokens",
+    "num_speculative_tokens_per_batch_size",
+    "quantization",
+    "attention_backend",
+    "disable_eagle_block_drop",
+}
+"""Keys that vLLM's own configuration takes over. It has more by the same names, some not in every version; of these
+ours count."""
+
+
 class MethodOptions(BaseModel):
     """The keys that all our methods share. A key that vLLM also has keeps vLLM's name."""
 
@@ -53,8 +64,29 @@ class MethodOptions(BaseModel):
         "machine with the same model and settings",
     )
 
+    stock_method: ClassVar[str | None] = None
+    """vLLM's name for the method, where vLLM drafts chains with it."""
     root_slots: ClassVar[int] = 0
     """KV slots after the accepted prefix that the last sampled token takes in the drafter's cache."""
+
+    def for_vllm(self, **others: Any) -> dict[str, Any]:
+        """The keys that are vLLM's, too, and ``others``."""
+        return self.model_dump(include=VLLMS_KEYS, exclude_none=True) | others
+
+    @property
+    def in_float8(self) -> dict[str, str]:
+        """The keys by which parts of the drafter are in float8, with their values."""
+        return self.model_dump(include={"quantization", "draft_lm_head_quantization"}, exclude_none=True)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the text itself is the prediction of a request that gives none."""
+        return False
+
+    @property
+    def takes_clients_trees(self) -> bool:
+        """Whether requests may bring trees that clients have drafted."""
+        return False
 
     @property
     def samples_drafts(self) -> bool:
@@ -106,9 +138,6 @@ QUANTIZATION = (
     "weights of the drafter's layers in float8, as vLLM makes them: they take half the time to read, and drafts may "
     "differ a little"
 )
-
-CHOICE_KEYS = frozenset({"adaptive_drafts", "keep_step_costs"})
-"""Keys about the choice of the number of drafted tokens, none of which is vLLM's."""
 
 
 class CheckpointOptions(MethodOptions):

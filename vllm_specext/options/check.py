@@ -56,12 +56,11 @@ def check_sizes(
             f"{key}, but a tree with tree_depth {tree.depth} and tree_top_k {tree.top_k} has at most {pool} nodes: "
             f"at most {pool} are allowed, or a larger tree_depth or tree_top_k."
         )
-    looks_up = getattr(options, "use_prompt", False)
-    if looks_up and getattr(options, "client_drafts", False):
+    if options.looks_up and options.takes_clients_trees:
         raise ConfigurationError(
             "speculative-config key 'use_prompt' is true, but with client_drafts it must be false."
         )
-    if looks_up and options.predicted is None:
+    if options.looks_up and options.predicted is None:
         raise ConfigurationError(
             "speculative-config key 'use_prompt' is true, but prediction_tokens is 0; it must be the number of tokens "
             f"that are looked up at once, 1 to num_speculative_tokens, {tokens}."

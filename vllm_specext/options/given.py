@@ -29,6 +29,10 @@ class GivenOptions(MethodOptions):
         return Predicted(self.num_speculative_tokens, self.match_tokens, self.use_prompt, has_drafter=False)
 
     @property
+    def looks_up(self) -> bool:
+        return self.use_prompt
+
+    @property
     def needs_prediction(self) -> bool:
         return not self.use_prompt
 

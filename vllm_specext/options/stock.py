@@ -22,7 +22,6 @@ class StockDrafterOptions(DrafterOptions):
     """The keys of methods whose drafters vLLM itself can load, and drafts chains with."""
 
     stock_method: ClassVar[str]
-    """vLLM's name for the method."""
     speculators_types: ClassVar[tuple[str, ...]] = ()
     """What the drafters' checkpoints in the format of the speculators library may call themselves."""
 

@@ -1,6 +1,6 @@
 """The keys of methods that grow draft trees, but for those whose drafters vLLM itself can load (``stock.py``)."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -25,19 +25,6 @@ DEPTH = (
     "where that is measured to be faster"
 )
 
-
-TREE_KEYS = frozenset(
-    {
-        "tree_depth",
-        "tree_top_k",
-        "draft_passes",
-        "calibrated_trees",
-        "prediction_tokens",
-        "use_prompt",
-        "draft_lm_head_quantization",
-    }
-)
-"""Keys of methods with trees that vLLM does not have, or not in every version, so that it is ours that counts."""
 
 BLOCK_DROP = "keep the last prefix-cache block, whose draft keys may be stale: never changes the output"
 
@@ -80,6 +67,10 @@ class TreeOptions(MethodOptions):
     @property
     def chooses_depth(self) -> bool:
         return self.tree is not None
+
+    @property
+    def looks_up(self) -> bool:
+        return self.use_prompt
 
     @property
     def predicted(self) -> Predicted | None:
@@ -143,12 +134,16 @@ class MoAOptions(SharedHeadOptions):
     )
 
     @property
+    def takes_clients_trees(self) -> bool:
+        return self.client_drafts
+
+    @property
     def longest_given(self) -> int:
         return self.num_speculative_tokens if self.client_drafts else super().longest_given
 
 
 class MtpTreeOptions(TreeOptions):
-    stock_method: ClassVar[str] = "mtp"
+    stock_method = "mtp"
 
     method: Literal["mtp-tree"] = "mtp-tree"
     model: str | None = Field(

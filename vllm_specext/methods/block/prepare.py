@@ -9,7 +9,7 @@ from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.methods.stock.checkpoint import FILES, check_checkpoint
 from vllm_specext.methods.stock.config import Drafter, positions, read_drafter
-from vllm_specext.methods.stock.prepare import check_target, check_top_k, check_vocabulary, fields_of
+from vllm_specext.methods.stock.prepare import check_target, check_top_k, check_vocabulary
 from vllm_specext.options.stock import BlockOptions
 from vllm_specext.refusals import Launch
 from vllm_specext.tree.budget import pool_size
@@ -42,8 +42,7 @@ def prepare(options: BlockOptions, launch: Launch) -> Prepared:
         "causal_layers": [sight.is_causal for sight in block.sights],
         **block.scales.overrides(),
     }
-    fields = {**fields_of(options), "model": str(directory)}
-    return Prepared(fields, overrides, options=options)
+    return Prepared(options.for_vllm(model=str(directory)), overrides, options=options)
 
 
 def _with_children(drafter: Drafter, shape: BlockShape, options: BlockOptions) -> BlockOptions:

@@ -9,8 +9,8 @@ from vllm_specext.methods.source import drafter_directory
 from vllm_specext.methods.stock.checkpoint import FILES, check_checkpoint
 from vllm_specext.methods.stock.config import LATENT, Drafter, positions, read_drafter
 from vllm_specext.methods.stock.mask_token import check_mask_token
-from vllm_specext.methods.stock.prepare import check_target, check_top_k, check_vocabulary, fields_of
-from vllm_specext.options.stock import StockDrafterOptions
+from vllm_specext.methods.stock.prepare import check_target, check_top_k, check_vocabulary
+from vllm_specext.options.stock import PEagleTreeOptions, StockDrafterOptions
 from vllm_specext.refusals import Launch
 
 
@@ -33,7 +33,7 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
             "num_aux_hidden_states": states,
             "target_hidden_size": hidden_size,
         }
-    at_once = "peagle" in options.speculators_types
+    at_once = isinstance(options, PEagleTreeOptions)
     if at_once:
         check_mask_token(drafter.place, drafter.config, "eagle3-tree")
     if drafter.is_known:
@@ -43,7 +43,7 @@ def prepare(options: StockDrafterOptions, launch: Launch) -> Prepared:
         most = shape.draft_vocab_size
     check_top_k(options, most)
     is_latent = drafter.class_name in LATENT
-    return Prepared({**fields_of(options), "model": str(directory)}, overrides, is_latent=is_latent)
+    return Prepared(options.for_vllm(model=str(directory)), overrides, is_latent=is_latent)
 
 
 def _check_hidden_size(drafter: Drafter, shape: DrafterShape) -> None:

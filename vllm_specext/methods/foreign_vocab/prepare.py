@@ -26,9 +26,7 @@ def prepare(options: ForeignOptions, launch: Launch) -> Prepared:
     directory = drafter_directory(options.model, options.revision, LANGUAGE_MODEL)
     check_files(directory, LANGUAGE_MODEL)
     check_config(directory)
-    kept = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size", "quantization"}
-    fields = options.model_dump(include=kept, exclude_none=True)
-    return Prepared({**fields, "model": str(directory)})
+    return Prepared(options.for_vllm(model=str(directory)))
 
 
 def check(options: ForeignOptions, config: Any) -> None:

@@ -7,5 +7,4 @@ from vllm_specext.refusals import Launch
 
 def prepare(options: GivenOptions, launch: Launch) -> Prepared:
     """There is no drafter that could be wrong for the target."""
-    included = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
-    return Prepared(options.model_dump(include=included, exclude_none=True))
+    return Prepared(options.for_vllm())

@@ -2,12 +2,10 @@
 tensors."""
 
 from vllm_specext.engine.draft_vocabulary import draft_vocabulary
-from vllm_specext.methods.draft_vocabulary import KEYS as VOCABULARY_KEYS
 from vllm_specext.methods.griffin.checkpoint import check_against_target, read_shape
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
-from vllm_specext.options.base import CHOICE_KEYS
-from vllm_specext.options.trees import TREE_KEYS, GriffinOptions
+from vllm_specext.options.trees import GriffinOptions
 from vllm_specext.refusals import Launch
 
 
@@ -16,8 +14,6 @@ def prepare(options: GriffinOptions, launch: Launch) -> Prepared:
     directory = drafter_directory(options.model, options.revision)
     shape = read_shape(directory)
     check_against_target(shape, launch.model.get_hidden_size(), launch.model.get_vocab_size())
-    ours = {"method", "model", "revision", *CHOICE_KEYS, *TREE_KEYS, *VOCABULARY_KEYS}
-    fields = options.model_dump(exclude=ours, exclude_none=True)
     overrides = {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
@@ -34,4 +30,4 @@ def prepare(options: GriffinOptions, launch: Launch) -> Prepared:
         "tie_word_embeddings": False,
     }
     vocabulary = draft_vocabulary(options, launch, directory)
-    return Prepared({**fields, "model": str(directory)}, overrides, vocabulary)
+    return Prepared(options.for_vllm(model=str(directory)), overrides, vocabulary)

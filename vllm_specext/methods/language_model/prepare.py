@@ -9,7 +9,6 @@ from vllm_specext.methods.foreign_vocab.pairing import load_tokenizer
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import LANGUAGE_MODEL, check_config, drafter_directory
 from vllm_specext.methods.stock.mask_token import MASK_TOKENS, check_mask_token
-from vllm_specext.methods.stock.prepare import fields_of
 from vllm_specext.options.stock import AtOnceOptions, LanguageModelOptions
 from vllm_specext.refusals import Launch
 
@@ -21,7 +20,7 @@ def prepare(options: LanguageModelOptions, launch: Launch) -> Prepared:
     directory = drafter_directory(options.model, options.revision, LANGUAGE_MODEL)
     check_files(directory, LANGUAGE_MODEL)
     check_config(directory)
-    return Prepared({**fields_of(options), "model": str(directory)})
+    return Prepared(options.for_vllm(model=str(directory)))
 
 
 def check(options: LanguageModelOptions, config: Any) -> None:

@@ -8,12 +8,10 @@ from vllm_specext.architectures import LLAMA_LIKE
 from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.draft_vocabulary import draft_vocabulary
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.methods.draft_vocabulary import KEYS as VOCABULARY_KEYS
 from vllm_specext.methods.moa.checkpoint import MoAShape, TargetSizes, check_against_target, read_shape
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
-from vllm_specext.options.base import CHOICE_KEYS
-from vllm_specext.options.trees import TREE_KEYS, MoAOptions
+from vllm_specext.options.trees import MoAOptions
 from vllm_specext.refusals import Launch
 
 
@@ -54,11 +52,8 @@ def prepare(options: MoAOptions, launch: Launch) -> Prepared:
         )
     if options.client_drafts:
         serve_clients(options, launch)
-    own = {"method", "model", "revision", "target_layer_inference", "client_drafts"}
-    ours = own | CHOICE_KEYS | TREE_KEYS | set(VOCABULARY_KEYS)
-    fields = options.model_dump(exclude=ours, exclude_none=True)
     vocabulary = draft_vocabulary(options, launch, directory)
-    return Prepared({**fields, "model": str(directory)}, _overrides(shape, inference), vocabulary, options)
+    return Prepared(options.for_vllm(model=str(directory)), _overrides(shape, inference), vocabulary, options)
 
 
 ROWS = "vllm_specext.engine.clients.kept_rows.TakesClientRows"

@@ -6,7 +6,6 @@ from vllm_specext.methods.mtp.modules import TARGETS, tensor_names
 from vllm_specext.methods.prepared import Prepared
 from vllm_specext.methods.source import drafter_directory
 from vllm_specext.methods.stock.checkpoint import FILES, INDEX
-from vllm_specext.methods.stock.prepare import fields_of
 from vllm_specext.options.trees import MtpTreeOptions
 from vllm_specext.refusals import Launch
 
@@ -39,7 +38,7 @@ def prepare(options: MtpTreeOptions, launch: Launch) -> Prepared:
 
         directory = drafter_directory(options.model, options.revision, FILES)
         check_module(directory, modules, prefix, launch, _told_names(launch, prefix))
-        return Prepared({**fields_of(options), "model": str(directory)}, is_latent=is_latent)
+        return Prepared(options.for_vllm(model=str(directory)), is_latent=is_latent)
     checkpoint = _checkpoint(launch)
     if (names := _told_names(launch)) and not any(name.startswith(prefix) for name in names):
         raise ConfigurationError(
@@ -47,7 +46,7 @@ def prepare(options: MtpTreeOptions, launch: Launch) -> Prepared:
             f"with: no name of its tensors begins with {prefix!r}."
         )
     # With the target's quantisation, as vLLM does it.
-    fields = {**fields_of(options), "model": checkpoint, "quantization": launch.model.quantization}
+    fields = options.for_vllm(model=checkpoint, quantization=launch.model.quantization)
     return Prepared(fields, is_latent=is_latent)
 
 
@@ -67,7 +66,7 @@ def _with_assistant(options: MtpTreeOptions, launch: Launch) -> Prepared:
     directory = drafter_directory(options.model, options.revision, FILES)
     check_assistant(directory, launch)
     # There are no keys of its own that could be stale.
-    return Prepared({**fields_of(options), "model": str(directory), "disable_eagle_block_drop": True})
+    return Prepared(options.for_vllm(model=str(directory), disable_eagle_block_drop=True))
 
 
 def _told_names(launch: Launch, prefix: str = "") -> list[str]:

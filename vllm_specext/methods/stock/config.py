@@ -17,7 +17,7 @@ from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.checkpoints import MAX_DIMENSION, MAX_ROPE_FACTOR, positive, read_config
 from vllm_specext.methods.stock.mask_token import refuse_all_at_once
-from vllm_specext.options.stock import StockDrafterOptions
+from vllm_specext.options.stock import PEagleTreeOptions, StockDrafterOptions
 
 CLASSES = {
     "eagle3": {
@@ -191,7 +191,7 @@ def _check_file(place: str, raw: dict[str, Any], options: StockDrafterOptions, t
     ):
         raise ConfigurationError(f"{place}: architectures is {architectures!r}; expected a list of names.")
     kind = raw.get("speculators_model_type")
-    if "peagle" not in options.speculators_types:
+    if not isinstance(options, PEagleTreeOptions):
         refuse_all_at_once(place, raw)
     is_nested = raw.get("model_type") is None and ("speculators_model_type" in raw or "speculators_config" in raw)
     allowed = (*options.speculators_types, options.method)

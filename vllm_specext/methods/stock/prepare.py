@@ -6,17 +6,8 @@ from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.options.base import CHOICE_KEYS
 from vllm_specext.options.stock import StockDrafterOptions
-from vllm_specext.options.trees import TREE_KEYS, TreeOptions
 from vllm_specext.refusals import Launch
-
-_OURS = {"method", "model", "revision", *TREE_KEYS, *CHOICE_KEYS}
-
-
-def fields_of(options: TreeOptions) -> dict[str, Any]:
-    """The keys that are vLLM's too, without the drafter's folder."""
-    return options.model_dump(exclude=_OURS, exclude_none=True)
 
 
 def check_vocabulary(place: str, vocab_size: Any, launch: Launch) -> int:

@@ -25,8 +25,7 @@ def prepare(options: SwiftOptions, launch: Launch) -> Prepared:
         path = Path(options.swift_layers)
         check_target(path, read_found(path), target)
     check_save(options)
-    included = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
-    return Prepared(options.model_dump(include=included, exclude_none=True))
+    return Prepared(options.for_vllm())
 
 
 def check_save(options: SwiftOptions) -> None:
