@@ -293,6 +293,13 @@ FEATURES: tuple[Feature, ...] = (
         bearable=False,
     ),
     Feature(
+        "auxiliary_output",
+        "--enable-return-routed-experts",
+        lambda launch: bool(launch.arguments.aux_output_config.enabled),
+        "the first rows of a draft would be taken for those that were accepted",
+        bearable=False,
+    ),
+    Feature(
         "sampling_mask",
         "--return-sampling-mask",
         lambda launch: bool(launch.model.return_sampling_mask),

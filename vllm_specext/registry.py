@@ -202,7 +202,6 @@ METHODS: dict[str, Method] = {
                 reads=Reads.KEYS_AND_VALUES,
                 keeps=Keeps.BESIDE_THE_TARGETS,
                 bears=COMMON | {"skip_tokenizer_init", "lora", "ec_connector", "mrope"},
-                chains_bear=frozenset({"data_parallel_moe"}),
                 takes_weights=True,
             ),
             preparation="vllm_specext.methods.moa.prepare:prepare",

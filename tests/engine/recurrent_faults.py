@@ -72,3 +72,16 @@ def keep_old_states() -> None:
         stock(module, metadata, *rows)
 
     gated_delta.run = run
+
+
+def draft_for_sessions_with_states() -> None:
+    """A session's next turn goes on from a state that knows what was cut off."""
+    from vllm_specext.engine.scheduler.scheduling import DraftLimits
+
+    stock = DraftLimits.__init__
+
+    def init(self: Any, *args: Any, **others: Any) -> None:
+        stock(self, *args, **others)
+        self._has_states = False
+
+    DraftLimits.__init__ = init  # type: ignore[method-assign]

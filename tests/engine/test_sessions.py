@@ -2,11 +2,14 @@
 beyond the turn's last token."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine.conftest import CHAIN, ROUND, Result, eagle3, tree
+from tests.engine.hybrid import hybrid_tree, make_hybrid
+from tests.engine.mamba_hybrid import make_granite
 from tests.engine.test_foreign import foreign
 from tests.engine.test_lossless import differing
 from tests.engine.workload import DRAFTS, FOREIGN_BPE, GREEDY
@@ -69,6 +72,32 @@ def test_sessions_have_the_tokens_of_plain_decoding(
     assert result["async"] == asynchronous
     assert differing(result, plain) == []
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 60
+
+
+@pytest.fixture(scope="module", params=[make_hybrid, make_granite], ids=["gated-delta-rule", "mamba-2"])
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    models: tuple[Path, Path] = request.param(tmp_path_factory.mktemp("hybrid"))
+    return models
+
+
+def of_target(target: Path) -> dict[str, Any]:
+    return {"model": str(target), "enable_prefix_caching": False}
+
+
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.extended), True])
+def test_sessions_of_targets_with_recurrent_layers_do(
+    engines: Engines, hybrid: tuple[Path, Path], asynchronous: bool
+) -> None:
+    """Nothing is drafted for them, because a state has no way back from what was accepted beyond a turn's end."""
+    result = run(engines, hybrid_tree(hybrid) | of_target(hybrid[0]), keep_async=asynchronous)
+    assert differing(result, run(engines, of_target(hybrid[0]))) == []
+    assert result["counters"].get("vllm:spec_decode_num_draft_tokens", 0) == 0
+
+
+@pytest.mark.extended
+def test_drafts_for_them_are_noticed(engines: Engines, hybrid: tuple[Path, Path]) -> None:
+    faulty = run(engines, hybrid_tree(hybrid) | of_target(hybrid[0]), sabotage="draft_for_sessions_with_states")
+    assert differing(faulty, run(engines, of_target(hybrid[0]))) != []
 
 
 @pytest.mark.skipif(

@@ -40,6 +40,7 @@ def launch(**changes: Any) -> Launch:
         "lora_target_modules": None,
         "kv_sharing_fast_prefill": False,
         "use_replayssm": False,
+        "aux_output_config": SimpleNamespace(enabled=False),
     }
     for group in (parallel, model, arguments):
         group.update({key: value for key, value in changes.items() if key in group})

@@ -52,6 +52,7 @@ def test_a_layer_whose_cache_is_of_a_type_that_nothing_reads_is_refused() -> Non
     ("changes", "said"),
     [
         ({"alibi_slopes": [0.5]}, "ALiBi"),
+        ({"chunk_lookback": 1}, "attention in chunks"),
         ({"sliding_window": (LEVELS - 1, 0)}, f"drafts of {LEVELS} levels, but at most {LEVELS - 1} fit"),
         ({"backend": "FLASHINFER"}, "attention backend FLASHINFER"),
     ],

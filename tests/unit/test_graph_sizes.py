@@ -53,7 +53,9 @@ def test_graphs_of_mixed_batches_are_given_up(mode: str, changes: dict[str, Any]
 def test_the_state_of_a_target_with_trees_lowers_the_mode() -> None:
     config = compilation("FULL")
     tree = SimpleNamespace(
-        tree=SHAPE, levels=SHAPE.depth, options=SimpleNamespace(samples_drafts=False, short_are_chains=True)
+        tree=SHAPE,
+        levels=SHAPE.depth,
+        options=SimpleNamespace(method="griffin", samples_drafts=False, short_are_chains=True),
     )
 
     class Base:

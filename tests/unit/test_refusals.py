@@ -1,5 +1,6 @@
 """Every combination that is not supported is refused by name."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ UNSUPPORTED = [
     ({"runner_type": "pooling"}, "pooling"),
     ({"watermark_config": {}}, "--watermark-config"),
     ({"enable_trace_replay": True}, "--enable-trace-replay"),
+    ({"aux_output_config": SimpleNamespace(enabled=True)}, "--enable-return-routed-experts"),
     ({"return_sampling_mask": True}, "--return-sampling-mask"),
     ({"batch_invariant": True}, "VLLM_BATCH_INVARIANT=1"),
 ]
@@ -100,7 +102,6 @@ TREES_ONLY: dict[str, list[dict[str, Any]]] = {
         name: [{"kv_cache_dtype": "nvfp4"}, {"is_moe": True, "data_parallel_size": 2}]
         for name in ("griffin", "eagle3-tree", "eagle-tree")
     },
-    "moa": [{"is_moe": True, "data_parallel_size": 2}],
 }
 every_method = pytest.mark.parametrize("method", METHODS)
 
@@ -210,6 +211,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "pooling": {"runner_type": "pooling"},
     "watermark": {"watermark_config": {}},
     "trace_replay": {"enable_trace_replay": True},
+    "auxiliary_output": {"aux_output_config": SimpleNamespace(enabled=True)},
     "sampling_mask": {"return_sampling_mask": True},
     "prompt_embeds": {"enable_prompt_embeds": True},
     "mrope": {"uses_mrope": True},

@@ -4,7 +4,6 @@ On real schedulers of both kinds; the workers are played by the tests.
 """
 
 import pickle
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,49 +208,6 @@ def test_the_first_step_of_a_request_is_not_padded_with_a_tree_it_never_drafted(
     output = engine.schedule()
     assert output.num_scheduled_tokens["new"] == rows
     assert output.num_spec_tokens_to_schedule == NODES
-
-
-def test_limits_follow_a_sessions_parameters_and_end_with_the_request(trees: VllmConfig) -> None:
-    engine = scheduler(trees)
-    live = request("session")
-    engine._custom_processors = True
-    engine.add_request(live)
-    assert engine._draft_limits == {"session": LEVELS}
-    engine._custom_processors = False
-    update = {"mm_features": None, "prompt_token_ids": [1], "arrival_time": 0.0, "max_tokens": 10}
-    for sampling, limits in ((KINDS["off"], {"session": 0}), (KINDS["tree"], {}), (KINDS["off"], {"session": 0})):
-        params = SamplingParams(**sampling)
-        engine._update_request_as_session(live, SimpleNamespace(**update, sampling_params=params))
-        assert engine._draft_limits == limits
-    engine.finish_requests("session", RequestStatus.FINISHED_ABORTED)
-    assert engine._draft_limits == {}
-
-
-@pytest.mark.parametrize("base", [Scheduler, AsyncScheduler])
-def test_a_session_goes_on_where_max_tokens_ended_its_turn(chains: VllmConfig, base: type[Scheduler]) -> None:
-    """Six tokens are emitted in all, of which the turn keeps two."""
-    engine = scheduler(chains, base)
-    live = request("session", prompt=10, ignore_eos=True)
-    live.resumable, live.max_tokens = True, 2
-    engine.add_request(live)
-    first = engine.schedule()
-    if base is Scheduler:
-        deliver(engine, first)
-        engine.update_draft_token_ids(DraftTokenIds(["session"], [[5, 5, 5, 5]]))
-    output = engine.schedule()
-    assert drafted(output) == {"session": 4}
-    if base is AsyncScheduler:
-        deliver(engine, first)
-    deliver(engine, output, tokens=5)
-    assert live.status is RequestStatus.WAITING_FOR_STREAMING_REQ
-    assert list(live.output_token_ids) == [5, 5]
-    assert live.num_computed_tokens == 11
-    following = request("session", prompt=1)
-    following.resumable = True
-    engine.add_request(following)
-    assert live.prompt_token_ids == [*range(1, 11), 5, 1]
-    output = engine.schedule()
-    assert output.num_scheduled_tokens["session"] - drafted(output)["session"] == 1
 
 
 def test_custom_logits_processors_limit_every_request(trees: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:

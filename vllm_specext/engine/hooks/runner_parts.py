@@ -80,10 +80,14 @@ def _wrap_choice_of_model_state() -> None:
 def _resolve_model_state_cls(original: Callable) -> Callable:
     def resolve_model_state_cls(vllm_config: Any, model: Any) -> Any:
         from vllm_specext.engine.config import is_ours
+        from vllm_specext.engine.verification.known_layers import refuse_own_state
         from vllm_specext.engine.verification.model_state import with_our_verification
 
         base = original(vllm_config, model)
         config = vllm_config.speculative_config
-        return with_our_verification(base, config) if is_ours(config) else base
+        if not is_ours(config):
+            return base
+        refuse_own_state(config.options.method, model)
+        return with_our_verification(base, config)
 
     return resolve_model_state_cls

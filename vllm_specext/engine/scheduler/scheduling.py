@@ -65,6 +65,7 @@ class DraftLimits(_Scheduler):
             self._clients = ClientRoom(self.num_spec_tokens)
         self._grammars = None if self._tree is None else Grammars(self.structured_output_manager)
         self._custom_processors = has_custom_processors(vllm_config.model_config)
+        self._has_states = vllm_config.model_config.is_hybrid
         # Most drafted tokens of each request that has a limit of its own.
         self._draft_limits: dict[str, int] = {}
         if (self._tree is not None or self._needs_prediction) and self.dynamic_sd_lookup is None:
@@ -133,7 +134,9 @@ class DraftLimits(_Scheduler):
 
     def _note_draft_limit(self, request: Request) -> None:
         drafting = drafting_for(request, self._reads, self._custom_processors, self._needs_prediction)
-        if drafting is Drafting.OFF:
+        # A session's next turn begins after what its turn keeps, and a recurrent state has no way back from drafts that
+        # were accepted beyond that.
+        if drafting is Drafting.OFF or (request.resumable and self._has_states):
             self._draft_limits[request.request_id] = 0
         elif drafting is Drafting.CHAIN and self._tree is not None:
             # What a request predicts is a chain too, and may be longer than trees are deep.

@@ -173,6 +173,7 @@ def _arguments(layer: Any, levels: int) -> LayerArguments:
         # Its backend has the name of the one that it divides the work for.
         (f"keys and values of type {dtype}", is_quantised(dtype) and dtype not in FLOAT8_CACHES),
         ("attention in chunks", getattr(layer, "attention_chunk_size", None) is not None),
+        ("attention in chunks", getattr(impl, "chunk_lookback", -1) >= 0),
     ):
         if present:
             raise ConfigurationError(

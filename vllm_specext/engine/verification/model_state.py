@@ -16,6 +16,7 @@ from vllm_specext.cpu_runner.recording import records_passes
 from vllm_specext.engine.graph_sizes import capture_no_mixed_batches
 from vllm_specext.engine.verification.attention import wrap_target_layers
 from vllm_specext.engine.verification.kept_state import with_kept_memory
+from vllm_specext.engine.verification.known_layers import with_known_layers
 from vllm_specext.engine.verification.latent_chains import LatentRows, latent_layers, with_latent_chains
 from vllm_specext.engine.verification.latent_layers import wrap_latent_layers
 from vllm_specext.engine.verification.latent_steps import divide_by_drafts, verifying
@@ -31,7 +32,7 @@ from vllm_specext.engine.verification.tree_steps import TreeSteps
 def with_our_verification(base: Any, config: Any) -> type[ModelState]:
     """Subclass of ``base``, the state vLLM chose for the target; ``config`` is the ``SpecExtConfig``. Drafts that are
     drawn with probabilities of their own are verified by vLLM's rule."""
-    base = with_one_state(noting_requests(base))
+    base = with_one_state(noting_requests(with_known_layers(base)))
     if config.tree is not None:
         return with_kept_memory(_for_trees(base))
     verifier = DrawnDraftVerifier if config.options.samples_drafts else TargetOnlyVerifier
