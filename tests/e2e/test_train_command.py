@@ -1,6 +1,7 @@
 """From raw chats to a served drafter: two training processes, an interruption, a process that is killed, and the same
 command again after each."""
 
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,18 @@ def test_done_stages_are_not_made_again_and_another_recipe_is_refused(training: 
     assert "was begun with recipe.packs 2, but recipe.packs is 4 now" in told
     assert "Traceback" not in told
     training.arguments.pop()
+
+
+@pytest.mark.extended
+def test_another_recipe_takes_the_features_that_are_there(training: Training, tmp_path: Path) -> None:
+    other = copy(training)
+    other.run_folder, other.output = tmp_path / "run", tmp_path / "output.txt"
+    other.arguments = [
+        *(*training.arguments, f"--output={other.run_folder}", f"--features-of={training.run_folder}"),
+        *(f"--init={training.run_folder / 'drafter'}", "--set=packs=4", "--set=steps=[2, 1, 1]"),
+    ]
+    status, told = other.run()
+    assert status == 0, told + other.logs()
+    assert "1/4 prepare: done already" in told
+    assert (other.run_folder / "features").resolve() == training.run_folder / "features"
+    assert other.read("check.json")["identical"]

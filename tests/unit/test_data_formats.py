@@ -58,6 +58,7 @@ def test_share_gpt_becomes_messages() -> None:
     ]  # fmt: skip
     # The same conversation has the same key in both forms.
     assert conversation(conversations=turns[:2]).key == conversation(messages=MESSAGES).key
+    assert conversation(conversations=MESSAGES) == conversation(messages=MESSAGES)
 
 
 @pytest.mark.parametrize("tools", [[{"name": "weather"}], json.dumps([{"name": "weather"}])])
@@ -131,7 +132,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "content": ({"messages": [*MESSAGES, {"role": "a", "content": 7}]}, r"messages\[2\] has content of type int; .*"),
     "part": ({"messages": [{"role": "user", "content": [7]}]}, r"messages\[0\] has content of type list; .*"),
     "message": ({"messages": ["a"]}, r"messages\[0\] has no role; .*"),
-    "turn": ({"conversations": [{"role": "user"}]}, r"conversations\[0\] lacks from or value; expected both\."),
+    "turn": ({"conversations": [{"value": "a"}]}, r"conversations\[0\] lacks from or value; expected both\."),
+    "its message": ({"conversations": [{"role": "user"}]}, r"conversations\[0\] has content of type NoneType; .*"),
     "speaker": (
         {"conversations": [{"from": "narrator", "value": "a"}]},
         r"conversations\[0\] has from 'narrator'; expected one of human, .*",

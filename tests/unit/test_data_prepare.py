@@ -14,6 +14,7 @@ from vllm_specext.training.data.conversation import Found, Text
 from vllm_specext.training.data.folder import read_data, read_stats
 from vllm_specext.training.data.groups import MOST_ROWS, answered_groups
 from vllm_specext.training.data.prepare import prepare
+from vllm_specext.training.data.readable import FEW, look_through
 from vllm_specext.training.data.row import Row
 from vllm_specext.training.data.settings import data_settings
 from vllm_specext.training.data.stats import read_token_counts
@@ -173,15 +174,42 @@ def test_groups_are_full_and_no_more_is_held_than_there_is_room_for(tmp_path: Pa
 
 @pytest.mark.parametrize("at_a_time", [None, 1])
 def test_what_cannot_be_read_is_told_when_all_before_it_was_kept(tmp_path: Path, at_a_time: int | None) -> None:
-    data = write(tmp_path / "data.jsonl", [*chats(10), {"messages": 7}, *chats(20)[10:]])
+    data = write(tmp_path / "data.jsonl", [*chats(10), *[{"messages": 7}] * (FEW + 1), *chats(20)[10:]])
     values = {"data": (data,), "max_new_tokens": 20, "conversations_at_once": 6, "group": 4}
     kept: list[int] = []
     settings, target = data_settings(**values), TinyTarget(USED, at_a_time)
-    with pytest.raises(ConfigurationError, match="messages"):
+    with pytest.raises(ConfigurationError, match=r"^9 of the first 19 rows .* line 11 has a int as messages; .*"):
         prepare(settings, USED, tmp_path / "out", target, lambda rows, over: kept.append(len(over)))
-    assert kept == [4, 4]
+    assert kept == [4, 4, 2, 0]
     enough, target = data_settings(**values, tokens=20), TinyTarget(USED, at_a_time)
     assert prepare(enough, USED, tmp_path / "out", target)["read"] == {"answered_by_target": 4}
+
+
+def test_a_few_rows_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> None:
+    stats, rows = given(tmp_path, [{"conversations": []}, *chats(), {"conversations": [{"from": "a", "value": ""}]}])
+    assert stats["dropped"] == {"unreadable": 2}
+    assert stats["read"] == {"given_answers": COUNT, "unusable": 2}
+    assert len(rows) == COUNT
+
+
+def test_what_is_wrong_with_all_rows_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"\(unreadable 2\); the first unreadable one: .* line 1 has the keys a;"
+    ):
+        given(tmp_path, [{"a": "b"}] * 2)
+
+
+def test_a_share_of_many_rows_may_be_unreadable(tmp_path: Path) -> None:
+    rows = chats(100 * (FEW + 2))
+    rows[500:500] = [{"prompt": ""}] * (FEW - 1)
+    data = write(tmp_path / "data.jsonl", [*rows, *[{"prompt": ""}] * 3])
+    readable = look_through((data, "hub:never/fetched"), None, USED.vocab_size)
+    assert (readable.read, readable.unreadable) == (len(rows) + 3, FEW + 2)
+    assert look_through((data,), 400, USED.vocab_size).unreadable == 0
+    with open(data, "a") as file:
+        file.write('{"prompt"')
+    with pytest.raises(ConfigurationError, match="line 1011 is not JSON"):
+        look_through((data,), None, USED.vocab_size)
 
 
 def test_rows_that_nobody_answers_are_not_all_read_beside_one_that_is(tmp_path: Path) -> None:

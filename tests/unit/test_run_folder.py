@@ -1,5 +1,6 @@
 """The folder of a run: one command at a time, stages that are done, other settings refused, a restart."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,15 +10,18 @@ from typing import Any
 import pytest
 
 from vllm_specext.errors import ConfigurationError
+from vllm_specext.training.pipeline.features_of import check_features_of, take_over
 from vllm_specext.training.pipeline.folder import (
     CHECKED,
     DATA,
     DRAFTER,
+    FEATURES,
     PLAN,
     STATE,
     begin,
     check_ours,
     check_same,
+    check_unchanged,
     hash_of,
     is_done,
     locked,
@@ -116,6 +120,31 @@ def test_a_stage_begun_with_other_inputs_loses_what_it_left_and_with_the_same_ke
     assert not (tmp_path / STATE).exists()
 
 
+HASHES = {"target": "a", "text": "b", "data": "c", "init": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "said"),
+    [
+        ("target", FEATURES, "the target has changed"),
+        ("text", DATA, "the target's tokenizer or chat template has changed"),
+        ("data", FEATURES, "files of --data have changed"),
+        ("init", STATE, "the drafter of --init has changed"),
+    ],
+)
+def test_what_was_made_is_not_lost_because_its_inputs_changed(name: str, made: str, said: str, tmp_path: Path) -> None:
+    check_unchanged(tmp_path, HASHES)
+    (tmp_path / PLAN).write_text(json.dumps({"hashes": HASHES}))
+    other = HASHES | {name: "another"}
+    check_unchanged(tmp_path, other)  # of which nothing was made
+    (tmp_path / made).mkdir()
+    check_unchanged(tmp_path, HASHES)
+    with pytest.raises(
+        ConfigurationError, match=f"^{said} since .*; expected the same, another --output, or --restart"
+    ):
+        check_unchanged(tmp_path, other)
+
+
 def test_a_folder_with_other_things_and_a_file_are_refused(tmp_path: Path) -> None:
     check_ours(tmp_path / "new")
     check_ours(tmp_path)
@@ -135,3 +164,55 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
 
 def test_hashes_do_not_depend_on_the_order_of_keys() -> None:
     assert hash_of({"a": 1, "b": [2]}) == hash_of({"b": [2], "a": 1}) != hash_of({"a": 1, "b": [3]})
+
+
+RESULTS = (f"{DATA}/stats.json", FEATURES)
+
+
+def prepared(folder: Path, inputs: str) -> Path:
+    """A run whose first stage is done."""
+    (folder / DATA).mkdir(parents=True)
+    (folder / FEATURES).mkdir()
+    (folder / DATA / "stats.json").touch()
+    (folder / PLAN).write_text(
+        json.dumps({"settings": {"max_length": 64, "recipe": {"packs": 2}, "init": None, "stream": False}})
+    )
+    record_done(folder, "prepare", inputs, 7)
+    return folder
+
+
+def test_features_of_another_run_are_taken_over_and_outlive_a_restart(tmp_path: Path) -> None:
+    other, own = prepared(tmp_path / "other", "a"), tmp_path / "own"
+    own.mkdir()
+    for _ in range(2):
+        take_over(own, other, "a", RESULTS)
+    assert is_done(own, "prepare", "a", RESULTS)
+    assert (own / FEATURES).resolve() == other / FEATURES
+    begin(own, "prepare", "a", (DATA, FEATURES))
+    assert (own / FEATURES).is_symlink()
+    restart(own)
+    assert is_done(other, "prepare", "a", RESULTS)
+    assert not (own / FEATURES).exists()
+
+
+def test_features_of_other_inputs_are_not_taken_over(tmp_path: Path) -> None:
+    other = prepared(tmp_path / "other", "a")
+    with pytest.raises(ConfigurationError, match="whose features are not there, not complete, or of other files"):
+        take_over(tmp_path, other, "b", RESULTS)
+    (tmp_path / FEATURES).mkdir()
+    with pytest.raises(ConfigurationError, match="which has features of its own"):
+        take_over(tmp_path, other, "a", RESULTS)
+
+
+def test_features_of_a_run_with_other_settings_than_the_recipes_are_refused(tmp_path: Path) -> None:
+    other = prepared(tmp_path / "other", "a")
+    same = {"max_length": 64, "recipe": {"packs": 4}, "init": "x", "stream": False}
+    check_features_of(other, same)
+    with pytest.raises(
+        ConfigurationError, match="which was made with max_length 64, but max_length is 32 now; all but"
+    ):
+        check_features_of(other, {**same, "max_length": 32})
+    with pytest.raises(ConfigurationError, match="cannot be combined with --stream"):
+        check_features_of(other, {**same, "stream": True})
+    with pytest.raises(ConfigurationError, match="which is not the folder of a run"):
+        check_features_of(tmp_path, same)

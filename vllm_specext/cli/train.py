@@ -68,6 +68,13 @@ def train(
             "epoch, on GPUs of its own. For a disk that is too small.",
         ),
     ] = False,
+    features_of: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of another training, whose rows and features are taken, for another recipe or --init.",
+            show_default=False,
+        ),
+    ] = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -121,9 +128,10 @@ def train(
             require("vllm")
         from vllm_specext.training.pipeline.shown import plan_table  # which loads torch
 
-        settings, count, plan = planned(values, template_flag or [], recipe, change or [], processes, output)
+        others = None if features_of is None else features_of.absolute()
+        settings, count, plan = planned(values, template_flag or [], recipe, change or [], processes, output, others)
         rich.print(plan_table(plan, count))
-        status = 0 if dry_run else run(settings, count, plan, output.absolute(), anew=restart)
+        status = 0 if dry_run else run(settings, count, plan, output.absolute(), anew=restart, features_of=others)
     except ConfigurationError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(REFUSED) from None
@@ -131,7 +139,13 @@ def train(
 
 
 def planned(
-    values: dict[str, Any], flags: list[str], recipe: str, changes: list[str], processes: int | None, output: Path
+    values: dict[str, Any],
+    flags: list[str],
+    recipe: str,
+    changes: list[str],
+    processes: int | None,
+    output: Path,
+    features_of: Path | None = None,
 ) -> tuple["RunSettings", int, "Plan"]:
     """All that was asked for, checked as far as it can be without the target's weights: the settings, the number of
     training processes, and the plan."""
@@ -141,6 +155,7 @@ def planned(
     from vllm_specext.registry import METHODS
     from vllm_specext.training.pipeline import settings as asked
     from vllm_specext.training.pipeline.data_size import count_rows
+    from vllm_specext.training.pipeline.features_of import check_features_of
     from vllm_specext.training.pipeline.folder import PLAN, check_ours
     from vllm_specext.training.pipeline.inputs import begun_with, check_inputs
     from vllm_specext.training.pipeline.methods import TRAINABLE
@@ -168,7 +183,9 @@ def planned(
     refuse_target(method.serves, target, settings.tensor_parallel, captures=method.captured is not None)
     check_inputs(settings, target, count)
     plan = make_plan(settings, target, count_rows(settings.data), output, count)
-    if not (output / PLAN).exists():
+    if features_of is not None:
+        check_features_of(features_of, settings.model_dump(mode="json"))
+    elif not (output / PLAN).exists():
         refuse_small_disk(plan, output)
     return settings, count, plan
 
@@ -179,7 +196,9 @@ def located(name: str) -> str:
     return str(path.absolute()) if path.exists() else name
 
 
-def run(settings: "RunSettings", processes: int, plan: "Plan", output: Path, *, anew: bool) -> int:
+def run(
+    settings: "RunSettings", processes: int, plan: "Plan", output: Path, *, anew: bool, features_of: Path | None
+) -> int:
     from vllm_specext.training.pipeline.conductor import run_training
     from vllm_specext.training.pipeline.methods import TRAINABLE
     from vllm_specext.training.pipeline.record import make_record
@@ -190,7 +209,7 @@ def run(settings: "RunSettings", processes: int, plan: "Plan", output: Path, *, 
     if settings.init is None:
         TRAINABLE[settings.method].check_new(target, complete=True)
     record = make_record(settings, processes, target)
-    status = run_training(record, plan, output, anew=anew, show=show)
+    status = run_training(record, plan, output, anew=anew, show=show, features_of=features_of)
     if status == 0:
         show(f"done: vllm serve {output / 'drafter'}")
     return status

@@ -14,6 +14,7 @@ from vllm_specext.target_stages.answers_only import AnswersOnly
 from vllm_specext.target_stages.target_engine import capturing, device_groups
 from vllm_specext.training.data.folder import read_data
 from vllm_specext.training.data.prepare import prepare
+from vllm_specext.training.data.readable import look_through
 from vllm_specext.training.data.settings import data_settings
 from vllm_specext.training.data.template import load_template
 from vllm_specext.training.pipeline.devices import visible_devices
@@ -36,6 +37,10 @@ def work(folder: Path, say: Say) -> None:
     settings = record.settings
     groups = device_groups(visible_devices(torch.cuda.device_count()), settings.tensor_parallel)
     template = load_template(settings.target, settings.template_flags)
+    say("reading the data")
+    readable = look_through(settings.data, settings.samples, template.vocab_size)
+    if readable.first is not None:
+        say(f"{readable.unreadable} of {readable.read} rows are left out, of which the first: {readable.first}")
     say(f"loading the target {settings.target}")
     source = stage_inputs(record)["prepare"]
     with capturing(settings, groups) as (engine, engines, at_once):

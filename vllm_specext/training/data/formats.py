@@ -4,7 +4,7 @@
 | --- | --- |
 | `token_ids`, `loss_mask` | prepared already: ids, and 1 or true where a drafter learns |
 | `messages` | a chat: `role` and `content`; `tools` beside it |
-| `conversations` | the same as ShareGPT writes it: `from` and `value`; `system` beside it |
+| `conversations` | the same, or as ShareGPT writes it: `from` and `value`; `system` beside it |
 | `prompt` | what a user asks, without an answer |
 | `text` | text as it is, without a template |
 """
@@ -67,7 +67,11 @@ def _message(message: Any, where: str) -> Message:
 
 def _share_gpt(row: Mapping[str, Any], where: str, _: int) -> Found:
     turns = _list(row, "conversations", where)
-    messages = [_turn(turn, f"{where}: conversations[{i}]") for i, turn in enumerate(turns)]
+    # SpecForge's rows have messages under this key.
+    messages = [
+        (_message if isinstance(turn, Mapping) and "role" in turn else _turn)(turn, f"{where}: conversations[{i}]")
+        for i, turn in enumerate(turns)
+    ]
     system = row.get("system")
     if isinstance(system, str) and system:
         messages.insert(0, {"role": "system", "content": system})

@@ -12,9 +12,9 @@ from vllm_specext.training.data.answering import answered_rows
 from vllm_specext.training.data.answers import Answerer
 from vllm_specext.training.data.conversation import Conversation, Found
 from vllm_specext.training.data.folder import write_data
-from vllm_specext.training.data.formats import read_row
 from vllm_specext.training.data.groups import Group, answered_groups
 from vllm_specext.training.data.hygiene import Hygiene
+from vllm_specext.training.data.readable import Readable
 from vllm_specext.training.data.reasons import Reason
 from vllm_specext.training.data.row import Row
 from vllm_specext.training.data.settings import DataSettings
@@ -45,17 +45,17 @@ def prepare(
         raise ConfigurationError(
             f"the data setting answers is {settings.answers!r}, but there is no target to ask; expected 'given'."
         )
-    tally = Tally()
+    tally, readable = Tally(), Readable(template.vocab_size)
     rows: list[Row] = []
     with tqdm(total=settings.samples, desc="preparing", unit="row", mininterval=5) as bar:
-        for group, new in _groups(settings, template, answerer, tally):
+        for group, new in _groups(settings, template, answerer, tally, readable):
             if kept is not None:
                 kept(new, group.by_target)
             rows += new
             bar.update(len(group.found))
             bar.set_postfix(rows=len(rows), refresh=False)
     if not rows:
-        raise ConfigurationError(_nothing_left(tally))
+        raise ConfigurationError(_nothing_left(tally, readable.first))
     train, valid = split(rows)
     beside = {"settings": settings.model_dump(mode="json"), "template": template.record()}
     stats = statistics(train, valid, vars(tally), beside)
@@ -64,14 +64,13 @@ def prepare(
 
 
 def _groups(
-    settings: DataSettings, template: ChatTemplate, answerer: Answerer | None, tally: Tally
+    settings: DataSettings, template: ChatTemplate, answerer: Answerer | None, tally: Tally, readable: Readable
 ) -> Iterator[tuple[Group, list[Row]]]:
     """What was read, and what is kept of it."""
     hygiene = Hygiene(settings.max_length, tally)
     loss_tokens = 0
     numbered = islice(rows_of_all(settings.data), settings.samples)
-    found = (read_row(row, where, template.vocab_size) for where, row in numbered)
-    without = _without_duplicates(found)
+    without = _without_duplicates(readable.rows(numbered))
     for group in answered_groups(without, settings, template, answerer):
         new = hygiene.cleaned(answered_rows(group, template, settings.max_length, tally))
         yield group, new
@@ -94,6 +93,7 @@ def _without_duplicates(found: Iterator[Found]) -> Iterator[Found]:
         yield one
 
 
-def _nothing_left(tally: Tally) -> str:
+def _nothing_left(tally: Tally, unreadable: str | None) -> str:
     reasons = ", ".join(f"{reason} {count}" for reason, count in tally.dropped.most_common())
-    return f"of {tally.read.total()} rows in --data none is left to train on ({reasons or 'there are none'})."
+    found = f"of {tally.read.total()} rows in --data none is left to train on ({reasons or 'there are none'})"
+    return f"{found}." if unreadable is None else f"{found}; the first unreadable one: {unreadable}"

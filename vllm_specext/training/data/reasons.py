@@ -6,6 +6,8 @@ from enum import StrEnum
 class Reason(StrEnum):
     """The names in ``stats.json``."""
 
+    UNREADABLE = "unreadable"
+    """The row has none of the forms."""
     NOT_TEXT = "content_is_not_text"
     """A part of a message is a picture or the like."""
     NOT_UNICODE = "text_is_no_unicode"

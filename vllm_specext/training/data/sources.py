@@ -10,7 +10,9 @@ from vllm_specext.training.data.folder import STATS
 from vllm_specext.training.data.json_rows import Numbered, json_rows
 from vllm_specext.training.data.tables import hub_rows, parquet_rows
 
-HUB_NAME = re.compile(r"hub:(\w[\w.-]*(?:/\w[\w.-]*)?)(?::(\w[\w.-]*))?")
+HUB = "hub:"
+"""Before the name of a data set on the hub."""
+HUB_NAME = re.compile(HUB + r"(\w[\w.-]*(?:/\w[\w.-]*)?)(?::(\w[\w.-]*))?")
 SPLIT = "train"
 """The split of a data set of which none is named."""
 
@@ -28,7 +30,7 @@ def rows_of_all(data: Sequence[str]) -> Numbered:
 
 def rows_of(name: str) -> Numbered:
     """The rows of one file, of all files in a folder, or of ``hub:NAME[:SPLIT]``."""
-    if name.startswith("hub:"):
+    if name.startswith(HUB):
         return _hub(name)
     path = Path(name).expanduser()
     files = _files(path, name) if path.is_dir() else [path]

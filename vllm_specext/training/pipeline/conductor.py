@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.pipeline import folder as run_folder
+from vllm_specext.training.pipeline.features_of import take_over
 from vllm_specext.training.pipeline.folder import (
     BEST,
     CHECK,
@@ -75,8 +76,11 @@ STAGES = (
 )
 
 
-def run_training(record: Record, plan: Plan, output: Path, *, anew: bool, show: Show) -> int:
+def run_training(
+    record: Record, plan: Plan, output: Path, *, anew: bool, show: Show, features_of: Path | None = None
+) -> int:
     """Make what is not there yet in ``output``; returns the exit status. ``anew`` removes an earlier run first.
+    ``features_of``: the folder of a run whose rows and features are taken over.
 
     Raises ``ConfigurationError`` before anything is made if the folder is another run's, or has no room.
     """
@@ -86,7 +90,10 @@ def run_training(record: Record, plan: Plan, output: Path, *, anew: bool, show: 
         if anew:
             run_folder.restart(output)
         run_folder.check_same(output, record.settings.model_dump(mode="json"))
+        run_folder.check_unchanged(output, record.hashes)
         inputs = stage_inputs(record)
+        if features_of is not None:
+            take_over(output, features_of, inputs["prepare"], STAGES[0].results)
         if not run_folder.is_done(output, "prepare", inputs["prepare"], STAGES[0].results):
             refuse_small_disk(plan, output, _bytes_in(output / FEATURES))
         write_record(output, record, plan)

@@ -106,12 +106,45 @@ def check_same(folder: Path, settings: Mapping[str, Any]) -> None:
     before = read_object(path).get("settings")
     if not isinstance(before, dict):
         raise ConfigurationError(f"{path} has no settings, so it is no plan; --restart begins anew.")
-    old, new = _flat(before), _flat(json.loads(json.dumps(settings)))
+    if (found := first_difference(before, settings, FREE_TO_CHANGE)) is not None:
+        key, old, new = found
+        raise ConfigurationError(
+            f"{str(folder)!r} was begun with {key} {old}, but {key} is {new} now; expected the same, another --output, "
+            "or --restart to begin anew."
+        )
+
+
+def first_difference(
+    before: Mapping[str, Any], now: Mapping[str, Any], but: tuple[str, ...]
+) -> tuple[str, str, str] | None:
+    """The first setting that differs and does not begin with one of ``but``, as it was and as it is, for a sentence."""
+    old, new = _flat(before), _flat(json.loads(json.dumps(now)))
     for key in sorted(old.keys() | new.keys()):
-        if key not in FREE_TO_CHANGE and old.get(key) != new.get(key):
+        if not key.startswith(but) and old.get(key) != new.get(key):
+            return key, short(repr(old.get(key))), short(repr(new.get(key)))
+    return None
+
+
+MADE_OF = {
+    "target": ("the target has", (DATA, FEATURES)),
+    "text": ("the target's tokenizer or chat template has", (DATA, FEATURES)),
+    "data": ("files of --data have", (DATA, FEATURES)),
+    "init": ("the drafter of --init has", (STATE,)),
+}
+"""By the names of the plan's hashes: what has changed where one is another, for a sentence, and what was made of it."""
+
+
+def check_unchanged(folder: Path, hashes: Mapping[str, str | None]) -> None:
+    """Refuse to go on in ``folder`` with other files than it was begun with, of which something is there already: it
+    would be lost."""
+    path = folder / PLAN
+    before = read_object(path).get("hashes") if path.exists() else None
+    for name, (changed, made) in MADE_OF.items():
+        is_same = not isinstance(before, dict) or before.get(name) == hashes[name]
+        if not is_same and any((folder / each).exists() for each in made):
             raise ConfigurationError(
-                f"{str(folder)!r} was begun with {key} {short(repr(old.get(key)))}, but {key} is "
-                f"{short(repr(new.get(key)))} now; expected the same, another --output, or --restart to begin anew."
+                f"{changed} changed since {str(folder)!r} was begun; expected the same, another --output, or --restart "
+                "to begin anew."
             )
 
 

@@ -33,6 +33,16 @@ class Record:
     init_hash: str | None
     """Of the drafter to begin with."""
 
+    @property
+    def hashes(self) -> dict[str, str | None]:
+        """By their names in ``plan.json``."""
+        return {
+            "target": self.target_hash,
+            "text": self.text_hash,
+            "data": self.data_hash,
+            "init": self.init_hash,
+        }
+
 
 def make_record(settings: RunSettings, processes: int, target: TargetModel) -> Record:
     return Record(
@@ -52,12 +62,7 @@ def write_record(folder: Path, record: Record, plan: Plan) -> None:
             "format": FORMAT,
             "settings": record.settings.model_dump(mode="json"),
             "processes": record.processes,
-            "hashes": {
-                "target": record.target_hash,
-                "text": record.text_hash,
-                "data": record.data_hash,
-                "init": record.init_hash,
-            },
+            "hashes": record.hashes,
             "versions": versions(),
             "plan": plan.as_json(),
         },
