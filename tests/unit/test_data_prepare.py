@@ -14,6 +14,7 @@ from vllm_specext.training.data.conversation import Found, Text
 from vllm_specext.training.data.folder import read_data, read_stats
 from vllm_specext.training.data.groups import MOST_ROWS, answered_groups
 from vllm_specext.training.data.prepare import prepare
+from vllm_specext.training.data.progress import Progress
 from vllm_specext.training.data.readable import FEW, look_through
 from vllm_specext.training.data.row import Row
 from vllm_specext.training.data.settings import data_settings
@@ -203,13 +204,24 @@ def test_a_share_of_many_rows_may_be_unreadable(tmp_path: Path) -> None:
     rows = chats(100 * (FEW + 2))
     rows[500:500] = [{"prompt": ""}] * (FEW - 1)
     data = write(tmp_path / "data.jsonl", [*rows, *[{"prompt": ""}] * 3])
-    readable = look_through((data, "hub:never/fetched"), None, USED.vocab_size)
-    assert (readable.read, readable.unreadable) == (len(rows) + 3, FEW + 2)
-    assert look_through((data,), 400, USED.vocab_size).unreadable == 0
+    readable, total = look_through((data, "hub:never/fetched"), None, USED.vocab_size)
+    assert (readable.read, readable.unreadable, total) == (len(rows) + 3, FEW + 2, None)
+    readable, total = look_through((data,), 400, USED.vocab_size)
+    assert (readable.unreadable, total) == (0, 400)
     with open(data, "a") as file:
         file.write('{"prompt"')
     with pytest.raises(ConfigurationError, match="line 1011 is not JSON"):
         look_through((data,), None, USED.vocab_size)
+
+
+def test_how_far_it_is_is_said_every_minute(tmp_path: Path) -> None:
+    clock, lines = iter(range(0, 10_000, 25)), []  # as if 25 seconds went by from one look at it to the next
+    progress = Progress(COUNT, lines.append, lambda: float(next(clock)))
+    settings = data_settings(data=(write(tmp_path / "data.jsonl", chats()),), answers="given", group=10)
+    stats = prepare(settings, USED, tmp_path / "out", progress=progress)
+    assert stats["train"]["rows"] + stats["valid"]["rows"] == COUNT
+    assert lines[0].startswith("30 of 40 rows read, 30 kept with ")
+    assert lines[0].endswith("tokens to learn, 18 rows a minute, 0.0 hours left")
 
 
 def test_rows_that_nobody_answers_are_not_all_read_beside_one_that_is(tmp_path: Path) -> None:

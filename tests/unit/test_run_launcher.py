@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_specext.training.pipeline.launcher import Ended, module_command, run_process
+from vllm_specext.training.pipeline.launcher import Ended, module_command, run_process, threads_of_each
 from vllm_specext.training.pipeline.stage_process import DONE, INTERRUPTED, REFUSED, TRANSIENT
 
 BEGIN = """
@@ -58,6 +58,7 @@ def test_a_refusal_is_a_sentence_and_no_traceback(stage: Stage) -> None:
     ("body", "status"),
     [
         ("raise OSError(28, 'No space left on device')", TRANSIENT),
+        ("from safetensors import SafetensorError; raise SafetensorError('I/O error')", TRANSIENT),
         ("raise RuntimeError('a mistake')", TRANSIENT),
         ("os.kill(os.getpid(), 9)", TRANSIENT),
         ("sys.exit(3)", INTERRUPTED),
@@ -102,3 +103,15 @@ def test_one_process_needs_no_launcher() -> None:
     folder = Path("run")
     assert module_command("a.b", folder)[1:] == ["-m", "a.b", "run"]
     assert module_command("a.b", folder, 2)[2:5] == ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def test_processes_share_the_cores_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(9)))
+    assert [threads_of_each(processes) for processes in (1, 2, 32)] == [
+        {},
+        {"OMP_NUM_THREADS": "4"},
+        {"OMP_NUM_THREADS": "1"},
+    ]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_of_each(2) == {}

@@ -44,8 +44,11 @@ def test_eagle3_keeps_the_states_of_three_layers_more_and_reads_them_once(tmp_pa
     fc, rest = 3 * 4096**2, 3 * 4096 * 11008 + (3 * 2 + 1) * 4096**2 + 4 * 4096
     assert eagle3.trained_parameters == fc + rest
     first, second, third = eagle3.operations_per_token
-    assert third - second == second - first == 6 * rest + 4 * 32000 * 4096
-    assert first == 6 * (fc + rest) + 6 * 32000 * 4096
+    # Logits are made of the half that is learnt.
+    assert third - second == second - first == 6 * rest + 2 * 32000 * 4096
+    assert first == 6 * (fc + rest) + 3 * 32000 * 4096
+    aligned = make_plan(settings(method="eagle3", recipe={"align": 3}), target(tmp_path), None, tmp_path)
+    assert aligned.operations_per_token[0] == first + 3 * 32000 * 4096
 
 
 def test_moa_keeps_nothing_and_has_the_target_in_memory(tmp_path: Path) -> None:
@@ -87,9 +90,9 @@ def test_a_target_of_few_layers_is_refused_for_eagle3(tmp_path: Path) -> None:
 
 
 def test_hours_are_those_of_the_specification(tmp_path: Path) -> None:
-    # 75 million tokens, 21 times in each of three stages, on an A100 at 35 % of its peak: 76 hours.
+    # 75 million tokens, prompts included, 21 times in each of three stages, on an A100 at 35 % of its peak: 76 hours.
     recipe = {"epochs": [21.0] * 3}
-    found = make_plan(settings(tokens=75_000_000, recipe=recipe), target(tmp_path), None, tmp_path)
+    found = make_plan(settings(tokens=37_500_000, recipe=recipe), target(tmp_path), None, tmp_path)
     assert found.hours is not None
     assert found.hours["A100"] == pytest.approx(76, rel=0.05)
     assert found.hours["H100"] == pytest.approx(24, rel=0.05)
@@ -148,9 +151,9 @@ def test_dflash_keeps_five_layers_and_plans_for_its_rows(tmp_path: Path) -> None
     d, mlp, fc = 4096, 11008, 5 * 4096**2
     layer = 4 * d**2 + 3 * d * mlp + 2 * d + 2 * 128
     assert found.trained_parameters == fc + 3 * layer + 2 * d
-    # Half as many rows as tokens: 512 blocks of 8 in a pack of 8192. Half of the tokens are learnt.
+    # Half as many rows as tokens: 512 blocks of 8 in a pack of 8192.
     of_row = 6 * (3 * layer + 2 * d) + 6 * 32000 * d
-    assert found.operations_per_token == ((0.5 * of_row + 6 * (fc + 3 * 2 * d**2)) / 0.5,)
+    assert found.operations_per_token == (0.5 * of_row + 6 * (fc + 3 * 2 * d**2),)
     longer = make_plan(settings(method="dflash", recipe=recipe | {"anchors": 1024}), target(tmp_path), None, tmp_path)
     assert longer.memory.activations > 1.5 * found.memory.activations
 
@@ -164,5 +167,5 @@ def test_dspark_plans_for_its_markov_head(tmp_path: Path) -> None:
     table, sure = 32000 * 256, 4096 + 256 + 1
     assert dspark.trained_parameters - dflash.trained_parameters == 2 * table + sure
     # Of one table every number is passed by each row, of the other a row is looked up.
-    assert dspark.operations_per_token[0] - dflash.operations_per_token[0] == 0.5 * 6 * (table + sure) / 0.5
+    assert dspark.operations_per_token[0] - dflash.operations_per_token[0] == 0.5 * 6 * (table + sure)
     assert dspark.memory.total > dflash.memory.total + 16 * 2 * table

@@ -14,6 +14,7 @@ from vllm_specext.target_stages.answers_only import AnswersOnly
 from vllm_specext.target_stages.target_engine import capturing, device_groups
 from vllm_specext.training.data.folder import read_data
 from vllm_specext.training.data.prepare import prepare
+from vllm_specext.training.data.progress import Progress
 from vllm_specext.training.data.readable import look_through
 from vllm_specext.training.data.settings import data_settings
 from vllm_specext.training.data.template import load_template
@@ -38,7 +39,7 @@ def work(folder: Path, say: Say) -> None:
     groups = device_groups(visible_devices(torch.cuda.device_count()), settings.tensor_parallel)
     template = load_template(settings.target, settings.template_flags)
     say("reading the data")
-    readable = look_through(settings.data, settings.samples, template.vocab_size)
+    readable, total = look_through(settings.data, settings.samples, template.vocab_size)
     if readable.first is not None:
         say(f"{readable.unreadable} of {readable.read} rows are left out, of which the first: {readable.first}")
     say(f"loading the target {settings.target}")
@@ -59,7 +60,8 @@ def work(folder: Path, say: Say) -> None:
         answers = engine if keeps else AnswersOnly(engine)
         features = FeatureFolder(answers, folder / FEATURES, record.target_hash, source)
         say("the target answers" if settings.answers != "given" else "the target reads the answers that are given")
-        stats = prepare(wanted, template, folder / DATA, features, features.keep)
+        progress = Progress(total, say)
+        stats = prepare(wanted, template, folder / DATA, features, features.keep, progress)
         features.end()
         missing = list(features.missing)
         if settings.stream:

@@ -84,7 +84,8 @@ def head_losses(
     input of the same, frozen ``head`` ``[V, d]``, unless the drafter has its ``own``. ``counted`` ``[B, L]`` is true
     where the first pass learns.
 
-    Under autocast logits are made in its dtype; all that follows is float32.
+    Under autocast logits are made in its dtype; all that follows is float32. Without ``alignment`` they are made of the
+    positions that are counted alone.
     """
     if head.requires_grad:
         raise ValueError("the head is trained; expected one that is frozen")
@@ -112,32 +113,39 @@ class _HeadLosses(torch.autograd.Function):
         weights, alignment, scored, chunk = how
         device = head.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features[0].dtype
+        # Alignment asks what the drafter says before the positions that count. Without it the others need no logits.
+        at: Any = slice(None) if alignment.top_k else counted.flatten().nonzero()[:, 0]
         with torch.autocast(device, enabled=False):
             drafts = None if own is None or tokens is None else OwnHead(own.detach().to(dtype), tokens)
-            flattened = [x.flatten(0, 1) for x in features]
-            walk = _Walk(head.to(dtype), weights, alignment, scored, counted, flattened, drafts)
-            flat = wanted.flatten(0, 1)
+            flattened = [x.flatten(0, 1)[at] for x in features]
+            walk = _Walk(head.to(dtype), weights, alignment, scored, counted.flatten()[at], flattened, drafts)
+            flat = wanted.flatten(0, 1)[at]
             for start in range(0, len(flat), chunk):
                 walk.take(slice(start, min(start + chunk, len(flat))), flat)
         ctx.gradients, ctx.of_own = walk.gradients, walk.of_own
-        ctx.shape = wanted.shape
+        ctx.at, ctx.shape = at, wanted.shape
         sums = walk.sums.unbind()
-        masks = walk.masks.unflatten(1, counted.shape)
+        masks = counted.new_zeros(len(features), counted.numel(), dtype=torch.bool)
+        masks[:, at] = walk.masks
+        masks = masks.unflatten(1, counted.shape)
         loss = weights.token * sums[0] + weights.top_k * sums[1]
         ctx.mark_non_differentiable(*sums, masks)
         return loss, *sums, masks
 
     @staticmethod
     def backward(ctx: Any, loss: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = (
-            (kept * scale).view(ctx.shape).to(kept.dtype) for kept, scale in zip(ctx.gradients, loss, strict=True)
-        )
+        gradients = []
+        for kept, scale in zip(ctx.gradients, loss, strict=True):
+            gradients.append(kept.new_zeros(ctx.shape))
+            gradients[-1].flatten(0, 1)[ctx.at] = (kept * scale).to(kept.dtype)
         of_own = None if ctx.of_own is None else torch.einsum("n,nvd->vd", loss, ctx.of_own)
         return None, None, None, None, of_own, None, *gradients
 
 
 class _Walk:
-    """From chunk to chunk, in the order of positions: a position's mask needs hits of positions before it alone."""
+    """From chunk to chunk, in the order of positions: a position's mask needs hits of positions before it alone.
+    Positions are those of a batch, one row of it after the other, all or some: ``counted`` and features have one each.
+    """
 
     def __init__(
         self,
@@ -163,7 +171,7 @@ class _Walk:
             if len(own.tokens) < len(head):
                 self.tokens = own.tokens
                 self.is_scored[own.tokens] = True
-        self.counted = counted.flatten().bool().clone()
+        self.counted = counted.bool().clone()
         self.next_ids = alignment.next_ids.flatten()
         self.begins = alignment.positions.flatten() == 0
         passes = len(features)

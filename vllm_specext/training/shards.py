@@ -157,7 +157,7 @@ def readable(path: Path) -> Iterator[None]:
     except (SafetensorError, OSError) as error:
         raise ConfigurationError(
             f"{path} cannot be read as a shard of features ({type(error).__name__}): it is not whole or not one; "
-            "delete it, and it is made again."
+            "delete it and the run's data/stats.json, and the same command makes it again."
         ) from error
 
 
@@ -180,8 +180,8 @@ def check_finite(what: str, rows: FeatureRow | PackedRows) -> None:
 
 def is_finite(states: Tensor) -> bool:
     """Whether all are finite numbers."""
-    # In float64 the sum of so many finite numbers is finite. It takes no memory for a mask.
-    return bool(torch.isfinite(states.sum(dtype=torch.float64)))
+    # Both ends are NaN where a number is. They take no memory for a mask, and a tenth of a sum's time.
+    return not states.numel() or all(bool(torch.isfinite(end)) for end in states.aminmax())
 
 
 def _checked_shapes(path: Path, file: Any) -> dict[str, tuple[int, ...]]:

@@ -5,8 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.data.answering import answered_rows
 from vllm_specext.training.data.answers import Answerer
@@ -14,6 +12,7 @@ from vllm_specext.training.data.conversation import Conversation, Found
 from vllm_specext.training.data.folder import write_data
 from vllm_specext.training.data.groups import Group, answered_groups
 from vllm_specext.training.data.hygiene import Hygiene
+from vllm_specext.training.data.progress import Progress
 from vllm_specext.training.data.readable import Readable
 from vllm_specext.training.data.reasons import Reason
 from vllm_specext.training.data.row import Row
@@ -31,12 +30,13 @@ def prepare(
     folder: Path,
     answerer: Answerer | None = None,
     kept: Callable[[Sequence[Row], Collection[str]], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write prepared rows and their figures into ``folder``, and return the figures, which are ``stats.json``.
 
     ``answerer`` is needed unless all answers are given. ``kept``, if given, is called after each group of
     conversations with those of its rows that are kept, none perhaps, and the keys of all that the target has answered,
-    so that what was captured of others can be let go.
+    so that what was captured of others can be let go. ``progress`` is told of each group.
     All rows are in memory at once: five bytes for each token.
 
     Raises ``ConfigurationError`` if data cannot be read, or if nothing is left of them.
@@ -47,13 +47,12 @@ def prepare(
         )
     tally, readable = Tally(), Readable(template.vocab_size)
     rows: list[Row] = []
-    with tqdm(total=settings.samples, desc="preparing", unit="row", mininterval=5) as bar:
+    with (progress or Progress(settings.samples, lambda line: None)).shown() as shown:
         for group, new in _groups(settings, template, answerer, tally, readable):
             if kept is not None:
                 kept(new, group.by_target)
             rows += new
-            bar.update(len(group.found))
-            bar.set_postfix(rows=len(rows), refresh=False)
+            shown.note(len(group.found), new)
     if not rows:
         raise ConfigurationError(_nothing_left(tally, readable.first))
     train, valid = split(rows)

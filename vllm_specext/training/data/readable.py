@@ -46,9 +46,9 @@ class Readable:
             ) from None
 
 
-def look_through(data: Sequence[str], samples: int | None, vocab_size: int) -> Readable:
+def look_through(data: Sequence[str], samples: int | None, vocab_size: int) -> tuple[Readable, int | None]:
     """Read the first ``samples`` rows of all files of ``data``, so that damage is told before the target has answered
-    what is before it. What is on the hub is not fetched for this.
+    what is before it. What is on the hub is not fetched for this. The number is that of all rows, where it is known.
 
     ``ConfigurationError`` where a file is damaged, or too many rows cannot be read.
     """
@@ -57,4 +57,4 @@ def look_through(data: Sequence[str], samples: int | None, vocab_size: int) -> R
         numbered = islice(rows_of_all(local), samples)
         for _ in tqdm(readable.rows(numbered), desc="reading", unit="row", mininterval=5):
             pass
-    return readable
+    return readable, readable.read if len(local) == len(data) else samples

@@ -24,7 +24,6 @@ from vllm_specext.training.pipeline.layer_sizes import layer_sizes
 from vllm_specext.training.pipeline.mask_token import mask_token
 from vllm_specext.training.pipeline.method import Drafter, Sizes
 from vllm_specext.training.pipeline.over_features import (
-    LEARNT,
     as_trained,
     batch_bytes,
     check_same,
@@ -99,7 +98,7 @@ class BlockMethod:
         kv = 2 * shape.layers * shape.hidden_size * shape.kv_heads * shape.head_dim
         text = math.prod(shape.trained()["fc.weight"])
         of_row = 6.0 * (_trained(shape) - text - _table(shape)) + 6.0 * shape.vocab_size * shape.hidden_size
-        return ((_rows_of_token(recipe) * of_row + 6.0 * (text + kv)) / LEARNT,)
+        return (_rows_of_token(recipe) * of_row + 6.0 * (text + kv),)
 
     def packs(self, rows: RowSource, recipe: DFlashRecipe) -> int:
         return packs_of(rows, recipe)

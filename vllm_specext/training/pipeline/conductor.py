@@ -27,7 +27,7 @@ from vllm_specext.training.pipeline.folder import (
     STATE,
     TRAINED,
 )
-from vllm_specext.training.pipeline.launcher import Ended, module_command, run_process
+from vllm_specext.training.pipeline.launcher import Ended, module_command, run_process, threads_of_each
 from vllm_specext.training.pipeline.plan import Plan, refuse_small_disk
 from vllm_specext.training.pipeline.progress import LogLines
 from vllm_specext.training.pipeline.record import Record, stage_inputs, write_record
@@ -119,6 +119,7 @@ def _run(stage: StageOfRun, record: Record, output: Path, lock: int, show: Show)
         output / LOGS / f"{stage.name}.log",
         show,
         lock=lock,
+        environment=threads_of_each(processes),
         watch=LogLines(output / LOG) if stage.trains else tuple,
     )
 

@@ -25,6 +25,7 @@ from vllm_specext.training.pipeline.over_features import (
     end_bytes,
     operations_by_stage,
     packs_of,
+    scored_share,
 )
 from vllm_specext.training.pipeline.target import TargetModel
 from vllm_specext.training.pipeline.target_ends import TargetEnds, plain_numbers
@@ -58,8 +59,8 @@ class Eagle3Method:
     def operations(self, target: TargetModel, recipe: Eagle3Recipe) -> tuple[float, ...]:
         shape = _shape(target, recipe)
         first_matrix = math.prod(shape.parameters().required()["fc.weight"])
-        shares_head = shape.draft_vocab_size is None
-        return operations_by_stage(target, recipe, _trained(shape), once=first_matrix, shares_head=shares_head)
+        own_head, scored = _own_head(shape), scored_share(recipe.align)
+        return operations_by_stage(target, recipe, _trained(shape) - own_head, first_matrix, own_head, scored)
 
     def packs(self, rows: RowSource, recipe: Eagle3Recipe) -> int:
         return packs_of(rows, recipe)

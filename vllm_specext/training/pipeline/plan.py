@@ -171,11 +171,10 @@ def memory(sizes: Sizes, target: TargetModel, recipe: StagedKeys, packs: int) ->
 
 
 def hours(recipe: StagedKeys, operations: Sequence[float], tokens: Tokens, steps: Sequence[int]) -> dict[str, float]:
-    """On one GPU, at ``SHARE_OF_PEAK``; the learnt tokens alone are counted."""
-    assert tokens.learnt is not None
+    """On one GPU, at ``SHARE_OF_PEAK``."""
     assert tokens.stored is not None
     epochs = [count * recipe.tokens_of_a_step / tokens.stored for count in steps]
-    total = sum(once * each * tokens.learnt for once, each in zip(epochs, operations, strict=True))
+    total = sum(once * each * tokens.stored for once, each in zip(epochs, operations, strict=True))
     return {name: total / (peak * SHARE_OF_PEAK) / 3600 for name, peak in PEAKS.items()}
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from safetensors import SafetensorError
+
 from vllm_specext.errors import ConfigurationError
 
 DONE, REFUSED, INTERRUPTED, TRANSIENT = 0, 2, 3, 75
@@ -44,10 +46,10 @@ def run_stage(work: Callable[[Path, Say], None]) -> NoReturn:
         sys.exit(REFUSED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         # A full disk, a file system that is gone for a moment.
         traceback.print_exc()
-        tell(SAY, f"the system refused a file: {error.strerror or type(error).__name__}")
+        tell(SAY, f"the system refused a file: {getattr(error, 'strerror', None) or type(error).__name__}")
         sys.exit(TRANSIENT)
     sys.exit(DONE)
 
