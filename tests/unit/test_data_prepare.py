@@ -18,7 +18,7 @@ from vllm_specext.training.data.progress import Progress
 from vllm_specext.training.data.readable import FEW, look_through
 from vllm_specext.training.data.row import Row
 from vllm_specext.training.data.settings import data_settings
-from vllm_specext.training.data.stats import read_token_counts
+from vllm_specext.training.data.stats import read_token_counts, remarks
 from vllm_specext.training.data.turns import conversation_of
 
 COUNT = 40
@@ -189,6 +189,11 @@ def test_what_cannot_be_read_is_told_when_all_before_it_was_kept(tmp_path: Path,
 def test_a_few_rows_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> None:
     stats, rows = given(tmp_path, [{"conversations": []}, *chats(), {"conversations": [{"from": "a", "value": ""}]}])
     assert stats["dropped"] == {"unreadable": 2}
+    assert remarks(stats) == []
+    assert remarks({"read": {"text": 40}, "dropped": {"loop": 3, "duplicate": 2}, "ended_early": {"loop": 9}}) == [
+        "3 of 40 rows are left out: loop",
+        "9 of 40 conversations end before their last turn: loop",
+    ]
     assert stats["read"] == {"given_answers": COUNT, "unusable": 2}
     assert len(rows) == COUNT
 

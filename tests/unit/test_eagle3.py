@@ -33,9 +33,17 @@ def drafter(target: LlamaForCausalLM) -> Eagle3Drafter:
     return tiny_eagle3(target).requires_grad_(False)
 
 
-def step_of(drafter: Eagle3Drafter, target: LlamaForCausalLM, align: int) -> Eagle3Step:
-    recipe = Eagle3Training(align=align, bfloat16=True)
+def step_of(drafter: Eagle3Drafter, target: LlamaForCausalLM, align: int = 0, passes: int | None = None) -> Eagle3Step:
+    recipe = Eagle3Training(align=align, passes=passes, bfloat16=True)
     return Eagle3Step(drafter, target.get_input_embeddings().weight, target.lm_head.weight, recipe)
+
+
+@pytest.mark.parametrize(("passes", "made"), [(None, [1, 2, 3]), (7, [7, 7, 7])])
+def test_a_stage_makes_as_many_passes_as_its_number_or_as_are_asked_for(
+    drafter: Eagle3Drafter, target: LlamaForCausalLM, passes: int | None, made: list[int]
+) -> None:
+    step = step_of(drafter, target, passes=passes)
+    assert [step.count(Progress(stage, 1, 0.0)) for stage in (1, 2, 3)] == made
 
 
 def draft(drafter: Eagle3Drafter, embeddings: Tensor, hidden_states: Tensor, position: int, steps: int) -> Tensor:

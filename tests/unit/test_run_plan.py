@@ -49,6 +49,10 @@ def test_eagle3_keeps_the_states_of_three_layers_more_and_reads_them_once(tmp_pa
     assert first == 6 * (fc + rest) + 3 * 32000 * 4096
     aligned = make_plan(settings(method="eagle3", recipe={"align": 3}), target(tmp_path), None, tmp_path)
     assert aligned.operations_per_token[0] == first + 3 * 32000 * 4096
+    seven = {"passes": 7, "epochs": [12.0], "learning_rates": [2e-4]}
+    published = make_plan(settings(method="eagle3", recipe=seven), target(tmp_path), None, tmp_path)
+    assert published.operations_per_token == (first + 6 * (third - second),)
+    assert published.memory.activations > 2 * eagle3.memory.activations
 
 
 def test_moa_keeps_nothing_and_has_the_target_in_memory(tmp_path: Path) -> None:

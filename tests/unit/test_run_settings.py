@@ -40,21 +40,21 @@ def test_the_named_recipes_and_a_file_are_read_and_changed_key_by_key(tmp_path: 
 
 SHARED = {
     "learning_rates": (0.5,), "steps": (40,), "optimizer": "muon", "muon_factor": 3, "warmup_steps": 2,
-    "weight_decay": 0.5, "bfloat16": False, "log_every": 8, "seed": 9, "schedule_steps": 100,
+    "weight_decay": 0.5, "clip_norm": 2, "bfloat16": False, "log_every": 8, "seed": 9, "schedule_steps": 100,
 }  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     "griffin": {
         "clip_value": 2, "feature_weight": 3, "token_weight": 4, "top_k_weight": 5, "mask_top_k": 6,
         "mask_shift": "paper", "mask_position": "code", "masked_score": "zero", "noise": 7,
     },
-    "eagle3": {"clip_value": 2, "later_passes": 0.5, "align": 4},
-    "dflash": {"clip_value": 2, "anchors": 9, "decay": 3},
+    "eagle3": {"passes": 5, "later_passes": 0.5, "align": 4},
+    "dflash": {"anchors": 9, "decay": 3},
     "dspark": {
-        "clip_value": 2, "anchors": 9, "decay": 3, "token_weight": 5, "distance_weight": 6, "confidence_weight": 7,
+        "anchors": 9, "decay": 3, "token_weight": 5, "distance_weight": 6, "confidence_weight": 7,
     },
-    "mtp": {"clip_value": 2, "later_passes": 0.5, "align": 4, "passes": 2},
+    "mtp": {"later_passes": 0.5, "align": 4, "passes": 2},
     "moa": {
-        "final_learning_rate": 0.25, "clip_norm": 2, "drafted": (2, 3), "staircase": 0.25, "count_boundaries": False,
+        "final_learning_rate": 0.25, "drafted": (2, 3), "staircase": 0.25, "count_boundaries": False,
     },
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from vllm_specext.training.data.prepare import prepare
 from vllm_specext.training.data.progress import Progress
 from vllm_specext.training.data.readable import look_through
 from vllm_specext.training.data.settings import data_settings
+from vllm_specext.training.data.stats import remarks
 from vllm_specext.training.data.template import load_template
 from vllm_specext.training.pipeline.devices import visible_devices
 from vllm_specext.training.pipeline.folder import DATA, FEATURES
@@ -68,6 +69,8 @@ def work(folder: Path, say: Say) -> None:
             say("the target reads the rows that are held out")
             held_out = list(read_data(folder / DATA, "valid"))
             missing += engine.write(folder / FEATURES / HELD_OUT, held_out, (), record.target_hash, source)
+    for remark in remarks(stats):
+        say(remark)
     lost = f"; {len(missing)} rows had no room for their states" if missing else ""
     say(
         f"{stats['train']['rows']} rows to train on, {stats['valid']['rows']} held out, "

@@ -1,6 +1,7 @@
 """How drafters are trained that read the target's features: in stages, of which the ``j``-th makes ``j`` passes over
 each batch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +26,8 @@ class StagedTraining:
     """The step of a stage at which the linear decay reaches zero: the last one, unless given (released: 800 000, which
     no stage reached)."""
     weight_decay: float = 0.01
-    clip_value: float = 0.5
+    clip_norm: float | None = 1.0
+    """The most that all gradients together may be, by their norm; ``None``: any."""
     optimizer: OptimizerName = "adamw"
     """Muon learns far more in few steps. Released: AdamW."""
     muon_factor: float = 5.0
@@ -42,6 +44,11 @@ class StagedTraining:
                 f"{len(self.steps_per_stage)}; each stage needs one of both."
             )
 
+    def clip(self, trained: Iterable[nn.Parameter]) -> None:
+        """Make the gradients of ``trained`` as small as they may be."""
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(trained, self.clip_norm)
+
     def stages(self) -> list[Stage]:
         return [
             Stage(
@@ -54,7 +61,7 @@ class StagedTraining:
                     muon_factor=self.muon_factor,
                 ),
                 linear(min(self.warmup_steps, steps), self.schedule_steps or steps),
-                partial(nn.utils.clip_grad_value_, clip_value=self.clip_value),
+                self.clip,
             )
             for steps, rate in zip(self.steps_per_stage, self.learning_rates, strict=True)
         ]

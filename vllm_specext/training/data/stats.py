@@ -26,6 +26,22 @@ def statistics(
     }
 
 
+MANY = 0.05
+"""The share of rows of input from which on it is worth a line what became of them."""
+
+
+def remarks(stats: Mapping[str, Any]) -> list[str]:
+    """What became of many rows, for the person who gave them, from what is in ``stats.json``."""
+    read = sum(stats["read"].values())
+    told = {"dropped": "rows are left out", "ended_early": "conversations end before their last turn"}
+    return [
+        f"{count} of {read} {what}: {reason}"
+        for name, what in told.items()
+        for reason, count in stats[name].items()
+        if count > MANY * read
+    ]
+
+
 def sizes(rows: Sequence[Row]) -> dict[str, Any]:
     """Rows, tokens, tokens in the loss, and how many rows are how long: a row of n tokens counts under the smallest
     power of two that is not below n."""

@@ -1,4 +1,4 @@
-"""EAGLE-3's training, in stages: stage ``j`` makes ``j`` passes over each batch."""
+"""EAGLE-3's training, in stages: stage ``j`` makes ``j`` passes over each batch, or all make as many."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,15 +17,23 @@ from vllm_specext.training.logits import PLAIN, Logits
 from vllm_specext.training.own_head import OwnHead
 from vllm_specext.training.packs import PackedBatches
 from vllm_specext.training.run import Run
+from vllm_specext.training.step import Progress
 
 
 @dataclass(frozen=True)
 class Eagle3Training(ChainedTraining):
     """How to train. The weight of later passes is that of the code that trained the released checkpoints."""
 
+    passes: int | None = None
+    """Over each batch, in every stage; in stage ``j`` it is ``j``, unless given (released: 7, in one stage)."""
+
 
 class Eagle3Step(ChainedStep):
     model: Eagle3Drafter
+    recipe: Eagle3Training
+
+    def count(self, progress: Progress) -> int:
+        return self.recipe.passes or super().count(progress)
 
     def passes(self, embeddings: Tensor, batch: Batch, count: int) -> Iterator[Tensor]:
         assert batch.aux is not None

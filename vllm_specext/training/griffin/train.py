@@ -5,12 +5,13 @@ drafter's own features. The embedding and the head are the target's and stay as 
 drafter.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vllm_specext.methods.griffin.checkpoint import GriffinShape, write_checkpoint
 from vllm_specext.methods.griffin.model import GriffinDrafter
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 class GriffinTraining(StagedTraining):
     """How to train. Where a default is not the released checkpoints' value, that value is named."""
 
+    clip_norm: float | None = None
+    clip_value: float | None = 0.5
+    """The most that each number of a gradient may be: the released checkpoints'. Of a mean over thousands of positions
+    hardly any is as large."""
     feature_weight: float = 1.0
     token_weight: float = 0.1
     top_k_weight: float = 0.5
@@ -45,6 +50,12 @@ class GriffinTraining(StagedTraining):
     masked_score: MaskedScore = "-inf"
     """Released: ``zero``, from the second stage on."""
     noise: float = NOISE
+
+    def clip(self, trained: Iterable[nn.Parameter]) -> None:
+        parameters = list(trained)
+        super().clip(parameters)
+        if self.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self.clip_value)
 
 
 def new_griffin_drafter(

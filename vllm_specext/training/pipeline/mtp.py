@@ -30,7 +30,13 @@ from vllm_specext.training.mtp.passes import simulate_chains
 from vllm_specext.training.mtp.train import MtpTraining, train_mtp
 from vllm_specext.training.pipeline.chained import ChainedDrafter, Parts
 from vllm_specext.training.pipeline.method import Drafter, Sizes
-from vllm_specext.training.pipeline.over_features import batch_bytes, end_bytes, operations_of, packs_of, scored_share
+from vllm_specext.training.pipeline.over_features import (
+    batch_bytes,
+    end_bytes,
+    operations_by_stage,
+    packs_of,
+    scored_share,
+)
 from vllm_specext.training.pipeline.target import ROLE, TargetModel, target_files
 from vllm_specext.training.pipeline.target_ends import TargetEnds, plain_numbers
 from vllm_specext.training.recipes.mtp import MtpRecipe
@@ -71,7 +77,7 @@ class MtpMethod:
     def operations(self, target: TargetModel, recipe: MtpRecipe) -> tuple[float, ...]:
         shape = shape_of(target)
         idle = shape.experts.idle(shape.hidden_size) if shape.experts else 0
-        return (operations_of(target, recipe.passes, _trained(shape) - idle, scored=scored_share(recipe.align)),)
+        return operations_by_stage(target, recipe, _trained(shape) - idle, scored=scored_share(recipe.align))
 
     def packs(self, rows: RowSource, recipe: MtpRecipe) -> int:
         return packs_of(rows, recipe)

@@ -56,20 +56,15 @@ def batch_bytes(target: TargetModel, more: int = 0) -> int:
 def operations_by_stage(
     target: TargetModel, recipe: StagedKeys, trained: int, once: int = 0, own_head: int = 0, scored: float = 1
 ) -> tuple[float, ...]:
-    """Stage ``j`` has ``j`` passes."""
-    stages = range(1, recipe.stages + 1)
-    return tuple(operations_of(target, passes, trained, once, own_head, scored) for passes in stages)
-
-
-def operations_of(
-    target: TargetModel, passes: int, trained: int, once: int = 0, own_head: int = 0, scored: float = 1
-) -> float:
-    """For each token: in each of the ``passes`` 6 for each of the ``trained`` numbers, of which ``once`` are applied
+    """For each token: in each pass of a stage 6 for each of the ``trained`` numbers, of which ``once`` are applied
     in the first pass alone. For the share of them that is ``scored``, the target's logits once, 2·V·d, and in each pass
     the drafter's, forward and back to the features, 4·V·d, or 6 for each number of its ``own_head``."""
     head = target.vocab_size * target.hidden_size
     each = 6 * own_head if own_head else 4 * head
-    return 6.0 * once + passes * 6.0 * (trained - once) + scored * (2 * head + passes * each)
+    return tuple(
+        6.0 * once + passes * 6.0 * (trained - once) + scored * (2 * head + passes * each)
+        for passes in recipe.passes_of_stages
+    )
 
 
 def scored_share(align: int) -> float:

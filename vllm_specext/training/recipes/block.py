@@ -17,7 +17,6 @@ class DFlashRecipe(StagedKeys):
     steps: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1)] | None = None
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=1)] = (6e-4,)
     optimizer: Literal["adamw", "muon"] = "adamw"
-    clip_value: Positive = 0.5
     layers: Annotated[int, Field(ge=1, le=64)] = 5
     """Of the drafter."""
     block_size: Annotated[int, Field(ge=2, le=MAX_BLOCK)] = 16

@@ -10,7 +10,9 @@ class GriffinRecipe(StagedKeys):
     """How a GRIFFIN drafter is trained; the defaults are the recipe ``ours``. ``mlp_size`` is the width of its fusion
     too."""
 
-    clip_value: Positive = 0.5
+    clip_norm: Positive | None = None
+    clip_value: Positive | None = 0.5
+    """The most that each number of a gradient may be, as in the code that trained the released checkpoints."""
     feature_weight: Weight = 1.0
     token_weight: Weight = 0.1
     top_k_weight: Weight = 0.5

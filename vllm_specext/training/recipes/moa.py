@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from vllm_specext.training.recipes.staged import Rate, StagedKeys
-from vllm_specext.training.recipes.values import Count, Weight
+from vllm_specext.training.recipes.values import Count, Positive, Weight
 
 
 class MoARecipe(StagedKeys):
@@ -18,7 +18,7 @@ class MoARecipe(StagedKeys):
     weight_decay: Weight = 0.0
     final_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The one that the linear decay ends at."""
-    clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    clip_norm: Positive = 1.0
     drafted: tuple[Count, Count] = (5, 13)
     """Fewest and most drafting steps between two verified positions that are trained for."""
     staircase: Annotated[float, Field(ge=0, le=1)] = 0.5

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from vllm_specext.training.recipes.staged import Rate, StagedKeys
-from vllm_specext.training.recipes.values import Count, Positive
+from vllm_specext.training.recipes.values import Count
 
 
 class MtpRecipe(StagedKeys):
@@ -16,7 +16,6 @@ class MtpRecipe(StagedKeys):
     steps: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1)] | None = None
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=1)] = (1e-4,)
     optimizer: Literal["adamw", "muon"] = "adamw"
-    clip_value: Positive = 0.5
     passes: Annotated[int, Field(ge=1, le=16)] = 3
     """Over each batch."""
     later_passes: Annotated[float, Field(gt=0, le=1)] = 0.6
@@ -33,5 +32,5 @@ class MtpRecipe(StagedKeys):
         return self
 
     @property
-    def most_passes(self) -> int:
-        return self.passes
+    def passes_of_stages(self) -> tuple[int, ...]:
+        return (self.passes,)

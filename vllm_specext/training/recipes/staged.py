@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.training.recipes.values import Count, Frozen, Weight
+from vllm_specext.training.recipes.values import Count, Frozen, Positive, Weight
 
 CHAIN = 5
 
@@ -32,6 +32,8 @@ class StagedKeys(Frozen):
     schedule_steps: Count | None = None
     """The step of a stage at which the linear decay reaches zero: the last one, unless given."""
     weight_decay: Weight = 0.01
+    clip_norm: Positive | None = 1.0
+    """The most that all gradients together may be, by their norm; null: any."""
     tokens_per_step: Annotated[int, Field(ge=16, le=2**24)] = 8192
     """Tokens of a pack, which rows of text are put into one after the other; a process computes one at a time."""
     packs: Count = 4
@@ -60,9 +62,14 @@ class StagedKeys(Frozen):
         return len(self.learning_rates)
 
     @property
+    def passes_of_stages(self) -> tuple[int, ...]:
+        """Over a batch, in each stage."""
+        return tuple(range(1, self.stages + 1))
+
+    @property
     def most_passes(self) -> int:
-        """Over a batch, in the last stage."""
-        return self.stages
+        """Over a batch, in any stage."""
+        return max(self.passes_of_stages)
 
     @property
     def chain(self) -> int:
