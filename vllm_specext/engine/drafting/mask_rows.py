@@ -2,12 +2,11 @@
 
 The rows go on after the text, one for each position after the first. A row sees the text and the rows before it, and
 does not know what is drafted at other positions. So the most likely nodes of all paths are found at once
-(``tree/marginals.py``). The rows' own keys and values lie in the KV slots after the accepted prefix, and are
+(``marginals.py``). The rows' own keys and values lie in the KV slots after the accepted prefix, and are
 overwritten by the next step.
 Shapes: ``R`` requests, ``W`` rows of an accepted path, ``M`` rows with mask tokens.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,16 +14,7 @@ from torch import Tensor
 
 from vllm_specext.engine.drafting.node_passes import Nodes
 from vllm_specext.engine.drafting.paths import PathInputs
-from vllm_specext.engine.drafting.several_depths import Grown
-from vllm_specext.engine.drafting.tree_draft import TreeDraft
-from vllm_specext.tree.budget import TreeShape
-from vllm_specext.tree.marginals import best_tree
 from vllm_specext.tree.topology import Topology
-
-Best = tuple[Tensor, Tensor]
-"""The most likely tokens of positions and their log-probabilities, ``[R, positions, k]``."""
-FindBest = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
-"""The ``k`` most likely tokens of rows with features ``[rows, d]`` and a sharpness each, ``[rows]``."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +73,3 @@ class MaskRows:
 
     def _further(self, count: int) -> Tensor:
         return torch.arange(count, device=self.in_order.device)
-
-
-def best_of(features: Tensor, k: int, sharpness: Tensor, find: FindBest) -> Best:
-    """The best of positions with ``features`` ``[R, positions, d]``, of requests with a ``sharpness`` ``[R]``."""
-    requests, positions, _ = features.shape
-    tokens, log_probs = find(features.flatten(0, 1), k, sharpness[:, None].expand(-1, positions).flatten())
-    return tokens.view(requests, positions, -1), log_probs.view(requests, positions, -1)
-
-
-def grown_of(best: Best, shape: TreeShape) -> Grown:
-    """The tree of the most likely nodes, or a chain of the best token of each position."""
-    tokens, log_probs = (found[..., : 1 if shape.top_k == 1 else None] for found in best)
-    nodes, topology, expected = best_tree(tokens, log_probs, shape.nodes)
-    drafted = min(shape.depth, shape.nodes)
-    return {shape.depth: TreeDraft(nodes, topology, lambda: tokens[:, :, 0], drafted, expected=expected)}

@@ -3,12 +3,13 @@
 Shapes: ``R`` requests.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from vllm_specext.engine.drafting.node_passes import Nodes
+from vllm_specext.kernels.tree_attention import TreeRows
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,17 @@ class Roots:
         root = self.starts[:, None] - root_slots
         visible = self.itself.expand(len(ids), 1, 1)
         return Nodes(ids[:, None], root, root, self.written[:, None], root[:, 0], visible)
+
+    def verified_only(self, rows: TreeRows, root_slots: int) -> TreeRows:
+        """``rows`` that see the verified text alone, whose last token passes for the one node that the kernel asks for.
+        The last sampled token, ``root_slots`` before the trees, is not part of it."""
+        requests, width, _ = rows.visible.shape
+        return replace(
+            rows,
+            prefix_lens=(self.starts[:requests] - root_slots - 1).clamp(min=0),
+            visible=self.itself.expand(requests, width, 1),
+            num_nodes=1,
+        )
 
     def mask(self, first: int, end: int, root_slots: int) -> None:
         """Make requests ``first`` to ``end`` padding: they begin with a root, and nothing is kept."""

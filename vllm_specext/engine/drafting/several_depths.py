@@ -45,11 +45,16 @@ Grown = Mapping[int, TreeDraft]
 
 def end_at(depth: int, growing: Expansion, growth: Growth) -> TreeDraft:
     """The draft that a growth gives which ends here, in a piece of its own if it may also go on."""
-    nodes = growth.shape.nodes
     if len(growth.depths) > 1:
         growth.cut(("tree", depth))
-    tokens, topology, expected = growing.tree(nodes)
+    draft = draft_at(depth, growing, growth.shape.nodes)
     if depth < growth.depths[-1]:
         growth.cut(("after", depth))
+    return draft
+
+
+def draft_at(depth: int, growing: Expansion, nodes: int) -> TreeDraft:
+    """The draft of at most so many ``nodes`` of a growth that ends here."""
+    tokens, topology, expected = growing.tree(nodes)
     # The scheduler takes no more of a chain than the tree has levels; what follows is only ever padding.
     return TreeDraft(tokens, topology, partial(growing.chain, depth), min(depth, nodes), expected=expected)

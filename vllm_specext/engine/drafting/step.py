@@ -61,6 +61,12 @@ class Step:
         """At least the number of tokens of the longest request, those drafted last included."""
         return int(self.batch.seq_lens_cpu_upper_bound[: self.requests].max())
 
+    def auxiliary(self) -> list[Tensor]:
+        """The ``aux_hidden_states``, of a method that asked for some."""
+        if not self.aux_hidden_states:
+            raise RuntimeError("the target gave no auxiliary hidden states")
+        return self.aux_hidden_states
+
     def accepted_by_all(self, width: int) -> AcceptedPaths | None:
         """The accepted paths, where every request of the step verified a tree and no path can have more than ``width``
         rows; otherwise a drafter reads the rows of the step."""

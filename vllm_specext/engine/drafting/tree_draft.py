@@ -33,8 +33,10 @@ class TreeDraft:
     def part(self, requests: int) -> "TreeDraft":
         """The same for the first so many ``requests``."""
         topology = Topology(*(tensor[:requests] for tensor in vars(self.topology).values()))
-        expected = None if self.expected is None else self.expected[:requests]
-        return replace(self, tokens=self.tokens[:requests], topology=topology, expected=expected)
+        rows: dict[str, Any] = {
+            name: value[:requests] for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, topology=topology, **rows)
 
     def with_chains(self, chosen: Tensor) -> "TreeDraft":
         """Chains for the requests that are ``chosen`` ``[R, 1]`` bool, of the same shapes."""

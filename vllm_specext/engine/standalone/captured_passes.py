@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vllm_specext.engine.drafting.graphs import Graphs
 from vllm_specext.engine.drafting.node_passes import NodePasses, Nodes
+from vllm_specext.engine.drafting.request_parts import request_parts
 from vllm_specext.tree.topology import pack
 
 
@@ -100,8 +101,7 @@ class CapturedPasses:
     def _in_parts(self, nodes: Nodes, num_nodes: int, longest: int) -> Tensor:
         """As many passes as the rows need."""
         requests, q = nodes.ids.shape
-        most = max(self._max_rows // q, 1)
-        if requests <= most:
+        parts = list(request_parts(requests, q, self._max_rows))
+        if len(parts) <= 1:
             return self._passes(nodes, num_nodes, longest)
-        parts = (slice(first, first + most) for first in range(0, requests, most))
         return torch.cat([self._passes(part(nodes, rows), num_nodes, longest, rows.start) for rows in parts])

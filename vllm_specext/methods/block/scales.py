@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm_specext.engine.changes.replacements import replaces
+from vllm_specext.engine.drafting.target import language_model_of
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.methods.block.keys import Keys
 from vllm_specext.methods.stock.config import Drafter
@@ -90,7 +91,7 @@ def scales_in(config: Any) -> Scales:
 def scale(model: Any, target: Any, scales: Scales) -> None:
     """Have a ``model`` of vLLM's class scale its embeddings and its logits. The ``target``'s stay as they are."""
     factor = torch.tensor(scales.input_embedding_scale)
-    language_model = target.get_language_model() if hasattr(target, "get_language_model") else target
+    language_model = language_model_of(target)
     inner = getattr(language_model, "model", language_model)
     embedding = getattr(inner, "embed_tokens", None)
     embedding = getattr(embedding, "base_layer", embedding)  # vLLM shares it without the adapters of requests

@@ -27,6 +27,7 @@ from vllm_specext.engine.changes.replacements import replaces
 from vllm_specext.engine.drafting.cache_groups import drafters_groups, wrap_own_layers
 from vllm_specext.engine.drafting.loading import for_loading
 from vllm_specext.engine.drafting.node_passes import CacheGroup, NodePasses, Nodes
+from vllm_specext.engine.drafting.request_parts import request_parts
 from vllm_specext.engine.drafting.rooted_speculator import RootedSpeculator
 from vllm_specext.engine.drafting.run_model import run_model
 from vllm_specext.engine.drafting.several_depths import Grown, Growth
@@ -53,8 +54,6 @@ class BlockSpeculator(RootedSpeculator):
         self.whole, self.earlier = pack(seen), pack(seen.tril())
         """What a block's rows see of it as bits, ``[B, words]``: all, or in causal layers those before them."""
         self.causal_layers: frozenset[str] = frozenset()
-        self.together = max(1, self.max_num_tokens // self.width)
-        """The most blocks of a pass."""
         self.path_states = torch.zeros(0, device=device)
         """Hidden states of the accepted paths' rows, ``[R W, states d]``, once their width is known."""
         self.passes: NodePasses[Tensor] = NodePasses(self._run, self.max_model_len, self._see)
@@ -84,18 +83,14 @@ class BlockSpeculator(RootedSpeculator):
         requests, shape = growth.requests, growth.shape
         if growth.reads_paths:
             self.keep_paths(requests)
-        passed = [
-            self._pass(first, min(self.together, requests - first), growth.longest) for first in self._firsts(requests)
-        ]
+        parts = request_parts(requests, self.width, self.max_num_tokens)
+        passed = [self._pass(part, growth.longest) for part in parts]
         roots = self.root_ids[:requests], self.roots.sharpness[:requests]
         return {shape.depth: self.make_tree(self.model, torch.cat(passed), *roots, shape, self.sizes.largest.top_k)}
 
-    def _firsts(self, requests: int) -> range:
-        return range(0, requests, self.together)
-
-    def _pass(self, first: int, requests: int, longest: int) -> Tensor:
-        """Features of the drafted positions of so many ``requests``, ``[requests, L, d]``."""
-        part = slice(first, first + requests)
+    def _pass(self, part: slice, longest: int) -> Tensor:
+        """Features of the drafted positions of a ``part`` of the requests, ``[requests, L, d]``."""
+        requests = part.stop - part.start
         root = self.roots.starts[part] - self.root_slots
         slots = root[:, None] + torch.arange(self.width, device=self.device)
         nodes = Nodes(
@@ -106,7 +101,7 @@ class BlockSpeculator(RootedSpeculator):
             prefix_lens=root,
             visible=self.whole.expand(requests, -1, -1),
         )
-        features = self.passes(nodes, self.width, longest + self.width, first)
+        features = self.passes(nodes, self.width, longest + self.width, part.start)
         return features.view(requests, self.width, -1)[:, -self.levels :]
 
     def _see(self, group: CacheGroup, rows: TreeRows) -> dict[str, TreeRows]:
@@ -119,7 +114,7 @@ class BlockSpeculator(RootedSpeculator):
     def take_paths(self, step: Step, paths: AcceptedPaths) -> None:
         super().take_paths(step, paths)
         rows = paths.source.flatten()
-        self.path_states[: len(rows)] = torch.cat([states[rows] for states in _states(step)], dim=-1)
+        self.path_states[: len(rows)] = torch.cat([states[rows] for states in step.auxiliary()], dim=-1)
 
     def keep_paths(self, requests: int) -> None:
         paths, written = self.paths.part(requests), self.roots.written[:requests, None]
@@ -131,7 +126,7 @@ class BlockSpeculator(RootedSpeculator):
 
     def keep_rows(self, step: Step) -> None:
         count = step.batch.num_tokens
-        states = torch.cat([states[:count] for states in _states(step)], dim=-1)
+        states = torch.cat([states[:count] for states in step.auxiliary()], dim=-1)
         if step.accepted is not None:
             states = step.accepted.as_chain(states)
         slots = [step.slot_mappings[name][:count] for name, _ in self.groups_by_layer]
@@ -146,12 +141,6 @@ class BlockSpeculator(RootedSpeculator):
     def rehearse_rows(self, step: Step) -> None:
         states = self.path_states.new_zeros(step.batch.num_tokens, self.path_states.shape[1])
         self._write_kv(states, torch.zeros(len(states), dtype=torch.int64, device=self.device), None)
-
-
-def _states(step: Step) -> list[Tensor]:
-    if not step.aux_hidden_states:
-        raise RuntimeError("the target gave no auxiliary hidden states")
-    return step.aux_hidden_states
 
 
 @replaces(

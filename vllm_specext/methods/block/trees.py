@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_specext.engine.drafting.marginals import Best, best_of, tree_of
+from vllm_specext.engine.drafting.several_depths import draft_at
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.kernels.best_tokens import best_tokens
 from vllm_specext.kernels.tree_expansion import expansion
 from vllm_specext.tree.budget import TreeShape
-from vllm_specext.tree.marginals import best_tree
 
 MakeTree = Callable[[Any, Tensor, Tensor, Tensor, TreeShape, int], TreeDraft]
 """Makes trees of a drafter's ``model`` from its features ``[R, L, d]`` of the positions, the roots' tokens ``[R]``, the
@@ -24,13 +25,9 @@ def of_marginals(
     model: Any, features: Tensor, roots: Tensor, sharpness: Tensor, shape: TreeShape, most: int
 ) -> TreeDraft:
     """DFlash: no position knows what is drafted at another, and the most likely paths are found at once."""
-    requests, levels, _ = features.shape
     top_k = 1 if shape.top_k == 1 else most
-    sharp = sharpness[:, None].expand(-1, levels).flatten()
-    best, log_probs = best_tokens(model.compute_logits(features.flatten(0, 1)), top_k, sharp)
-    best, log_probs = (drafted.view(requests, levels, top_k) for drafted in (best, log_probs))
-    tokens, topology, expected = best_tree(best, log_probs, shape.nodes)
-    return TreeDraft(tokens, topology, lambda: best[:, :, 0], min(levels, shape.nodes), expected=expected)
+    best = best_of(features, top_k, sharpness, lambda rows, k, sharp: best_tokens(model.compute_logits(rows), k, sharp))
+    return tree_of(best, shape)
 
 
 def of_markov_head(
@@ -41,7 +38,7 @@ def of_markov_head(
     requests, levels, _ = features.shape
     base = model.compute_draft_logits(features.flatten(0, 1)).view(requests, levels, -1)
 
-    def best(level: int, parents: Tensor) -> tuple[Tensor, Tensor]:
+    def best(level: int, parents: Tensor) -> Best:
         """Of the children of nodes ``[R, q]``: tokens of the target and log-probabilities ``[R, q, k]``."""
         bias = model.markov_bias(model.markov_embed(parents.flatten())).view(*parents.shape, -1)
         tokens, log_probs = best_tokens(
@@ -50,12 +47,7 @@ def of_markov_head(
         tokens = model.map_draft_to_target(tokens)
         return tokens.view(*parents.shape, -1), log_probs.view(*parents.shape, -1)
 
-    tokens, log_probs = best(0, roots[:, None])
-    growing = expansion(tokens[:, 0], log_probs[:, 0], shape.depth)
-    for level in range(1, shape.depth):
-        growing.grow(*best(level, growing.frontier.tokens))
-    tree, topology, expected = growing.tree(shape.nodes)
-    return TreeDraft(tree, topology, growing.chain, min(shape.depth, shape.nodes), expected=expected)
+    return _by_level(best, roots[:, None], lambda level, tokens: tokens, shape)
 
 
 def of_selector(
@@ -69,7 +61,7 @@ def of_selector(
     # Not compiled on its own, as vLLM has it: the trees around it are not either.
     scores = model.model.candidate_selector.forward(candidates, logits, features, roots)
 
-    def best(level: int, parents: Tensor) -> tuple[Tensor, Tensor]:
+    def best(level: int, parents: Tensor) -> Best:
         """Of the children of the candidates at the places ``parents`` ``[R, q]``: tokens and log-probabilities
         ``[R, q, k]``."""
         of_parents = scores[:, level].gather(1, parents[..., None].expand(-1, -1, scores.shape[3]))
@@ -78,10 +70,20 @@ def of_selector(
         places, log_probs = (of_all.view(*parents.shape, -1) for of_all in (places, log_probs))
         return candidates[:, level].gather(1, places.flatten(1)).view_as(places), log_probs
 
-    tokens, log_probs = best(0, roots.new_zeros(requests, 1, dtype=torch.int64))
+    def places_of(level: int, tokens: Tensor) -> Tensor:
+        """Of the ``tokens`` of a frontier among the candidates of the position before ``level``."""
+        return (candidates[:, level - 1, None] == tokens[..., None]).int().argmax(dim=-1)
+
+    return _by_level(best, roots.new_zeros(requests, 1, dtype=torch.int64), places_of, shape)
+
+
+def _by_level(
+    best: Callable[[int, Tensor], Best], root: Tensor, parents: Callable[[int, Tensor], Tensor], shape: TreeShape
+) -> TreeDraft:
+    """Grow a tree from what the ``best`` children are at a level: of the ``root`` ``[R, 1]``, and of the ``parents``
+    that the tokens ``[R, q]`` of a frontier are to it."""
+    tokens, log_probs = best(0, root)
     growing = expansion(tokens[:, 0], log_probs[:, 0], shape.depth)
     for level in range(1, shape.depth):
-        is_parent = candidates[:, level - 1, None] == growing.frontier.tokens[..., None]
-        growing.grow(*best(level, is_parent.int().argmax(dim=-1)))
-    tree, topology, expected = growing.tree(shape.nodes)
-    return TreeDraft(tree, topology, growing.chain, min(shape.depth, shape.nodes), expected=expected)
+        growing.grow(*best(level, parents(level, growing.frontier.tokens)))
+    return draft_at(shape.depth, growing, shape.nodes)

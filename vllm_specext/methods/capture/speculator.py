@@ -59,8 +59,7 @@ def rows_of(step: Step, options: CaptureOptions) -> StepRows:
     dtype: torch.dtype = getattr(torch, options.feature_dtype)
     aux = None
     if options.aux_layers is not None:
-        assert step.aux_hidden_states is not None
-        aux = torch.cat([states[:count] for states in step.aux_hidden_states], dim=1).to(dtype)
+        aux = torch.cat([states[:count] for states in step.auxiliary()], dim=1).to(dtype)
     return StepRows(
         step.batch.input_ids[:count].clone(),
         step.batch.positions[:count].clone(),

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
-from vllm_specext.engine.drafting.mask_rows import Best, MaskRows, best_of, grown_of
+from vllm_specext.engine.drafting.marginals import Best, best_of, grown_of
+from vllm_specext.engine.drafting.mask_rows import MaskRows
+from vllm_specext.engine.drafting.request_parts import request_parts
 from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.tree_speculator import TreeSpeculator
 from vllm_specext.methods.eagle.speculator import Eagle3Drafter
@@ -66,22 +68,18 @@ class PEagleSpeculator(TreeSpeculator):
         first, requests = self._start(growth), growth.requests
         best = [(first.tokens[:, None], first.log_probs[:, None])]
         if masks:
-            together = max(1, self.max_num_tokens // masks)
-            passed = [
-                self._read_masks(at, min(together, requests - at), growth.longest, masks)
-                for at in range(0, requests, together)
-            ]
-            best.append(self._best_of(torch.cat(passed)))
+            parts = request_parts(requests, masks, self.max_num_tokens)
+            best.append(self._best_of(torch.cat([self._read_masks(part, growth.longest, masks) for part in parts])))
         tokens, log_probs = zip(*best, strict=True)
         return torch.cat(tokens, dim=1), torch.cat(log_probs, dim=1)
 
-    def _read_masks(self, first: int, requests: int, longest: int, masks: int) -> Tensor:
-        """What rows with mask tokens give of so many ``requests`` from the ``first`` on, ``[requests, M, d]``."""
-        part = slice(first, first + requests)
+    def _read_masks(self, part: slice, longest: int, masks: int) -> Tensor:
+        """What rows with mask tokens give of a ``part`` of the requests, ``[requests, M, d]``."""
+        requests = part.stop - part.start
         no_text = self.paths.ids[part, :0]
         features = self.mask_feature.expand(requests, masks, -1)
         nodes = self.mask_rows.after(no_text, self.roots.starts[part], self.roots.written[part], masks, features)
-        predict, _ = self.passes(nodes, masks, longest + masks, first)
+        predict, _ = self.passes(nodes, masks, longest + masks, part.start)
         return predict.view(requests, masks, -1)
 
     def _best_of(self, features: Tensor) -> Best:

@@ -40,9 +40,7 @@ class EagleDrafter(HiddenStateDrafter):
 
 class Eagle3Drafter(EagleDrafter):
     def features(self, model: Any, step: Step, rows: Tensor | None) -> Tensor:
-        if not step.aux_hidden_states:
-            raise RuntimeError("the target gave no auxiliary hidden states")
-        states = step.aux_hidden_states if rows is None else [states[rows] for states in step.aux_hidden_states]
+        states = step.auxiliary() if rows is None else [states[rows] for states in step.auxiliary()]
         combined: Tensor = model.combine_hidden_states(torch.cat(states, dim=-1))
         return combined
 

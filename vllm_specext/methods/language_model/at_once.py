@@ -16,8 +16,10 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
-from vllm_specext.engine.drafting.mask_rows import Best, MaskRows, best_of, grown_of
+from vllm_specext.engine.drafting.marginals import Best, best_of, grown_of
+from vllm_specext.engine.drafting.mask_rows import MaskRows
 from vllm_specext.engine.drafting.node_passes import Nodes
+from vllm_specext.engine.drafting.request_parts import request_parts
 from vllm_specext.engine.drafting.several_depths import Grown, Growth
 from vllm_specext.engine.drafting.tree_draft import TreeDraft
 from vllm_specext.methods.language_model.speculator import LanguageModelSpeculator
@@ -70,11 +72,9 @@ class PardSpeculator(LanguageModelSpeculator):
     def _pass(self, growth: Growth, count: int, last: int, rows: Callable[[slice], Nodes]) -> Tensor:
         """Features of ``count`` rows of each request, ``[R, count, d]``, of as many requests at a time as a pass holds.
         ``last``: KV slots after the root's that they take."""
-        together = max(1, self.max_num_tokens // count)
         passed = []
-        for first in range(0, growth.requests, together):
-            part = slice(first, min(first + together, growth.requests))
-            predict, _ = self.passes(rows(part), 1 + last, growth.longest + self.root_slots + last, first)
+        for part in request_parts(growth.requests, count, self.max_num_tokens):
+            predict, _ = self.passes(rows(part), 1 + last, growth.longest + self.root_slots + last, part.start)
             passed.append(predict.view(part.stop - part.start, count, -1))
         return torch.cat(passed)
 

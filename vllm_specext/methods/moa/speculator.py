@@ -11,7 +11,6 @@ Shapes: ``R`` requests, ``W`` rows of an accepted path (levels + 1), ``T`` rows 
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -117,18 +116,11 @@ class MoASpeculator(RootedSpeculator):
         return run_model(self.model, self.vllm_config, nodes.ids, nodes.positions, metadata, slot_mappings), None
 
     def _see(self, group: CacheGroup, rows: TreeRows) -> dict[str, TreeRows]:
-        """What the layers of a cache group see of a pass: the verified tokens alone where attention is to those, the
-        last of which passes for the one node that the kernel asks for."""
+        """What the layers of a cache group see of a pass: the verified tokens alone where attention is to those."""
         by_layer = dict.fromkeys(group.layers, rows)
         verified = self.verified_attention.layer_name
         if verified in by_layer:
-            requests, width, _ = rows.visible.shape
-            by_layer[verified] = replace(
-                rows,
-                prefix_lens=(self.roots.starts[:requests] - self.root_slots - 1).clamp(min=0),
-                visible=self.roots.itself.expand(requests, width, 1),
-                num_nodes=1,
-            )
+            by_layer[verified] = self.roots.verified_only(rows, self.root_slots)
         return by_layer
 
     def keep_paths(self, requests: int) -> None:

@@ -108,11 +108,8 @@ class AssistantSpeculator(RootedSpeculator, Gemma4Speculator):
         return best_tokens(self.model.compute_logits(features), k, sharpness)
 
     def _see(self, group: CacheGroup, rows: TreeRows) -> dict[str, TreeRows]:
-        """The tokens before the last sampled one, the last of which is the one node that the kernel asks for."""
-        requests, width, _ = rows.visible.shape
-        verified = (self._positions(requests) - 1).clamp(min=0)
-        visible = self.roots.itself.expand(requests, width, 1)
-        return dict.fromkeys(group.layers, replace(rows, prefix_lens=verified, visible=visible, num_nodes=1))
+        """The tokens before the last sampled one."""
+        return dict.fromkeys(group.layers, self.roots.verified_only(rows, self.root_slots))
 
     def _positions(self, requests: int) -> Tensor:
         """Of the last sampled tokens, ``[R]``."""
