@@ -119,3 +119,16 @@ def test_another_recipe_takes_the_features_that_are_there(training: Training, tm
     assert "1/4 prepare: done already" in told
     assert (other.run_folder / "features").resolve() == training.run_folder / "features"
     assert other.read("check.json")["identical"]
+
+
+@pytest.mark.extended
+def test_a_shard_that_was_deleted_is_made_again(training: Training) -> None:
+    """As the message about a damaged one says."""
+    shard = min((training.run_folder / "features").glob("*.safetensors"))
+    size = shard.stat().st_size
+    shard.unlink()
+    (training.run_folder / "data" / "stats.json").unlink()
+    status, told = training.run()
+    assert status == 0, told + training.logs()
+    assert shard.stat().st_size == size
+    assert "2/4 train: done already" in told

@@ -62,9 +62,9 @@ def compile_rows(buffers: Any, prefill_lens: Tensor) -> None:
 
 def compile_calibration(device: torch.device) -> None:
     """Learn nothing, of requests that all count and of some that do not."""
-    slots, of_slots = torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(1, device=device)
+    slots, of_slots = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, device=device)
     for counts in (None, slots.to(torch.uint8)):
-        calibrate(Learned.nothing(device), slots, of_slots, of_slots, slots, 0, counts)
+        calibrate(Learned.nothing(device), slots, of_slots, of_slots, slots.int(), 0, counts)
 
 
 def compile_compaction(trees: TreeStates, groups: Sequence[Sequence[Any]]) -> None:

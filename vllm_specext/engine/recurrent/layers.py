@@ -98,7 +98,8 @@ class RecurrentLayers:
 def most_rows(vllm_config: VllmConfig) -> int:
     """The most rows that drafts of one step have, those of a graph that is captured included."""
     scheduler, config = vllm_config.scheduler_config, vllm_config.speculative_config
-    drafted = max(min(last, scheduler.max_num_seqs) * (1 + nodes) for _, last, nodes in config.schedule)
+    drafting = [(last, nodes) for _, last, nodes in config.schedule if nodes]
+    drafted = max((min(last, scheduler.max_num_seqs) * (1 + nodes) for last, nodes in drafting), default=0)
     captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
     return max(1, min(max(drafted, captured), scheduler.max_num_batched_tokens))
 

@@ -45,7 +45,7 @@ class PrefixAttention:
             return query.new_empty(query.shape[1], 0, dtype=torch.float32)
         from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func  # there is none on a CPU
 
-        parts, schedule = self._division(query, keys, rows)
+        parts, schedule, lengths = self._division(query, keys, rows)
         # As vLLM's backend has them; with one head, a stride may be anything.
         key, value = (canonicalize_singleton_dim_strides(cache.transpose(1, 2)) for cache in (keys, values))
         _, lse = flash_attn_varlen_func(
@@ -55,7 +55,7 @@ class PrefixAttention:
             out=out[:count],
             cu_seqlens_q=rows.query_start_loc,
             max_seqlen_q=rows.max_query_len,
-            seqused_k=rows.prefix_lens.int(),
+            seqused_k=lengths,
             max_seqlen_k=rows.max_seq_len,
             block_table=rows.block_table,
             softmax_scale=self.scale,
@@ -73,18 +73,19 @@ class PrefixAttention:
         given = query, keys, values, rows, out
         attend_to_nodes(*given, self(*given), scale=self.scale, soft_cap=self.soft_cap)
 
-    def _division(self, query: Tensor, keys: Tensor, rows: TreeRows) -> tuple[int, Tensor]:
-        """The most parts of a prefix, and how they are shared out."""
+    def _division(self, query: Tensor, keys: Tensor, rows: TreeRows) -> tuple[int, Tensor, Tensor]:
+        """The most parts of a prefix, how they are shared out, and the prefixes' lengths in the kernel's type."""
         (heads, size), (kv_heads, page_size) = query.shape[1:], keys.shape[1:3]
         # A graph has to work it out in each replay, whatever a pass before its capture has left here.
         captured = torch.cuda.is_current_stream_capturing()
         key = heads, kv_heads, size, page_size, self.soft_cap > 0, query.dtype, captured
         shared = rows.shared
-        found: tuple[int, Tensor] | None = shared.get(key)
+        found: tuple[int, Tensor, Tensor] | None = shared.get(key)
         if found is not None:
             return found
         from vllm.v1.attention.backends.fa_utils import get_scheduler_metadata  # there is none on a CPU
 
+        lengths = rows.prefix_lens.int()
         parts = most_parts(query, keys, rows, Processors.of(query.device).count)
         schedule = get_scheduler_metadata(
             batch_size=rows.block_table.shape[0],
@@ -93,7 +94,7 @@ class PrefixAttention:
             num_heads_q=heads,
             num_heads_kv=kv_heads,
             headdim=size,
-            cache_seqlens=rows.prefix_lens.int(),
+            cache_seqlens=lengths,
             qkv_dtype=query.dtype,
             cu_seqlens_q=rows.query_start_loc,
             page_size=page_size,
@@ -101,8 +102,8 @@ class PrefixAttention:
             has_softcap=self.soft_cap > 0,
             num_splits=parts,
         )
-        shared[key] = parts, schedule
-        return parts, schedule
+        shared[key] = parts, schedule, lengths
+        return parts, schedule, lengths
 
 
 def most_parts(query: Tensor, keys: Tensor, rows: TreeRows, processors: int) -> int:

@@ -56,8 +56,9 @@ class RecurrentTrees:
         """Have the step over ``batch``, with this ``metadata``, see the trees of ``layout``."""
         before = self._before[: layout.requests, : layout.query]
         before.copy_(rows_before(layout.visible, self.layers.taps))
-        rows = TreeRows(layout.starts, layout.visible, before, layout.rows, self.layers.levels)
-        captured = layout.chain_positions is None
+        captured = layout.chain_positions is None  # for whatever trees replays have
+        levels = min(self.layers.levels if captured else layout.levels, layout.query - 1)
+        rows = TreeRows(layout.starts, layout.visible, before, layout.rows, levels)
         self.layers.attach(metadata, rows, batch, without_state(batch, 0 if captured else layout.requests))
 
     def accept(self, metadata: dict[str, Any], paths: AcceptedPaths, counts: Tensor) -> None:
@@ -94,7 +95,7 @@ class RecurrentChains:
             self._visible[:requests, :query],
             self._before[:requests, :query],
             int(batch.query_start_loc_np[requests]),
-            self.layers.levels,
+            query - 1,
         )
         self.layers.attach(metadata, rows, batch, without_state(batch, 0 if for_capture else requests))
         self._begun = metadata, rows

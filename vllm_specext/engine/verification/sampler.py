@@ -78,6 +78,7 @@ class TreeVerifier(TargetOnlyVerifier):
         self.steps, self.trees = steps, steps.trees
         read_paths(sampler, steps.trees)
         self._walked: list[tuple[Tensor, Tensor]] = []  # of the chunks of rows that vLLM verifies one after another
+        self._width = 1  # of a path, at most, in this step
 
     @replaces(
         "vllm.v1.worker.gpu.sample.output.SamplerOutput.logprobs_tensors",
@@ -97,6 +98,7 @@ class TreeVerifier(TargetOnlyVerifier):
     ) -> SamplerOutput:
         self.steps.end_pass(input_batch)
         self._walked.clear()
+        self._width = min(self.trees.levels + 1, int(np.diff(input_batch.cu_num_logits_np).max()))
         output = super().__call__(logits, input_batch, draft_logits, invalid_drafts)
         path, accepted = (torch.cat(parts) for parts in zip(*self._walked, strict=True))
         self.steps.accept(input_batch, path, accepted)
@@ -118,8 +120,8 @@ class TreeVerifier(TargetOnlyVerifier):
 
     def scored_rows(self, cu_num_logits: Tensor, cu_num_logits_np: np.ndarray) -> tuple[Tensor | slice, list[int]]:
         path, _ = self._walked[-1]
-        return (cu_num_logits[:-1, None] + path).flatten(), self._starts(len(path))
+        return (cu_num_logits[:-1, None] + path[:, : self._width]).flatten(), self._starts(len(path))
 
     def _starts(self, requests: int) -> list[int]:
-        """First rows of the paths of so many ``requests``: a path has a row for the root and one for each level."""
-        return [request * (self.trees.levels + 1) for request in range(requests + 1)]
+        """First rows of the paths of so many ``requests``: each has a root, and as many rows as a step's draft."""
+        return [request * self._width for request in range(requests + 1)]

@@ -22,7 +22,7 @@ BLOCK_V = 16
 """Values of a head that one program has."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_path"])
 def _follow_kernel(
     table_ptr, mixed_ptr, stride_layer, stride_row, gates_ptr, stride_gates_layer, stride_gates,
     conv_like_ptr, stride_conv, stride_channel, stride_place,
@@ -33,10 +33,10 @@ def _follow_kernel(
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, TAPS: tl.constexpr,
     BIAS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Grid ``(blocks of values, VALUE_HEADS, requests * layers)``. Of what ends in ``like_ptr`` only the type is
-    read."""
-    block, head = tl.program_id(0), tl.program_id(1)
-    layer, request = tl.program_id(2) % layers, tl.program_id(2) // layers
+    """Grid ``(requests * layers, VALUE_HEADS, blocks of values)``: the first may be the most, because no other takes
+    more than 65 535. Of what ends in ``like_ptr`` only the type is read."""
+    head, block = tl.program_id(1), tl.program_id(2)
+    layer, request = tl.program_id(0) % layers, tl.program_id(0) // layers
     entry = table_ptr + layer * ENTRIES
     conv_ptr = tl.load(entry).to(conv_like_ptr.dtype)
     state_ptr = tl.load(entry + 1).to(state_like_ptr.dtype)
@@ -94,7 +94,7 @@ def advance(
     first, table = layers[0], table_of(layers, slots, ends)
     keys, values = first.states.shape[2:]
     block_v = block_of(values, BLOCK_V)
-    _follow_kernel[triton.cdiv(values, block_v), first.heads, len(path) * len(layers)](
+    _follow_kernel[len(path) * len(layers), first.heads, triton.cdiv(values, block_v)](
         table, kept.mixed, *kept.mixed.stride()[:2], kept.gates, *kept.gates.stride()[:2],
         first.conv_states, *first.conv_states.stride(), first.states, *first.states.stride(),
         first.conv_weight, first.conv_weight.stride(0), first.bias_argument, first.decay, first.step_bias,

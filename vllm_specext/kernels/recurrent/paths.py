@@ -71,23 +71,23 @@ def _shift(
         tl.store(places, inputs.to(into_ptr.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_path"])
 def _shift_kernel(
     table_ptr, mixed_ptr, stride_layer, stride_row, conv_like_ptr, stride_conv, stride_channel, stride_place,
     slot_like_ptr, path_ptr, stride_path, count_ptr, end_ptr, layers,
     ENDS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid ``(blocks of channels, requests * layers)``: the last inputs of the convolution become those of the path.
+    """Grid ``(requests * layers, blocks of channels)``: the last inputs of the convolution become those of the path.
     What is read lies after all that was written, by the same thread. Of what ends in ``like_ptr`` only the type is
     read."""
-    layer, request = tl.program_id(1) % layers, tl.program_id(1) // layers
+    layer, request = tl.program_id(0) % layers, tl.program_id(0) // layers
     entry = table_ptr + layer * ENTRIES
     slot = tl.load(tl.load(entry + 6).to(slot_like_ptr.dtype) + request).to(tl.int64)
     convs_ptr = tl.load(entry).to(conv_like_ptr.dtype)
     conv_ptr = convs_ptr + slot * stride_conv
     mixed_ptr += layer.to(tl.int64) * stride_layer
     path_ptr += request * stride_path
-    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     real = channel < CHANNELS
     count = tl.load(count_ptr + request)
     if ENDS:
@@ -115,7 +115,7 @@ def shift(
     """Have the convolutions' last inputs be those of the paths; the arguments are those of ``advance``, and the
     ``table`` of them."""
     first = layers[0]
-    _shift_kernel[triton.cdiv(first.channels, BLOCK_C), len(path) * len(layers)](
+    _shift_kernel[len(path) * len(layers), triton.cdiv(first.channels, BLOCK_C)](
         table, kept.mixed, *kept.mixed.stride()[:2], first.conv_states, *first.conv_states.stride(), slots[0],
         path, path.stride(0), counts, counts if ends is None else ends.rows, len(layers), ENDS=ends is not None,
         CHANNELS=first.channels, TAPS=first.taps, BLOCK_C=BLOCK_C,

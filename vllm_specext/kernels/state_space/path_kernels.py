@@ -24,7 +24,7 @@ _SEEDS = count()
 """Of roundings, one for each step."""
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit(do_not_specialize=["stride_path", "seed"])
 def _follow_kernel(
     table_ptr, mixed_ptr, stride_layer, stride_row, steps_ptr, stride_steps_layer, stride_steps,
     conv_like_ptr, stride_conv, stride_channel, stride_place,
@@ -35,9 +35,10 @@ def _follow_kernel(
     GROUPS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, TAPS: tl.constexpr,
     BIAS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Grid ``(blocks of values, HEADS, requests * layers)``. Of what ends in ``like_ptr`` only the type is read."""
-    block, head = tl.program_id(0), tl.program_id(1)
-    layer, request = tl.program_id(2) % layers, tl.program_id(2) // layers
+    """Grid ``(requests * layers, HEADS, blocks of values)``: the first may be the most, because no other takes more
+    than 65 535. Of what ends in ``like_ptr`` only the type is read."""
+    head, block = tl.program_id(1), tl.program_id(2)
+    layer, request = tl.program_id(0) % layers, tl.program_id(0) // layers
     entry = table_ptr + layer * ENTRIES
     conv_ptr = tl.load(entry).to(conv_like_ptr.dtype)
     state_ptr = tl.load(entry + 1).to(state_like_ptr.dtype)
@@ -63,7 +64,7 @@ def _follow_kernel(
     real = real_key[:, None] & real_value[None, :]
     state = tl.load(places, mask=real, other=0).to(tl.float32)
     # Where there are more numbers than int32 has, some have the same chance.
-    drawn = ((tl.program_id(2) * HEADS + head) * KEYS + key[:, None]) * VALUES + value[None, :]
+    drawn = ((tl.program_id(0) * HEADS + head) * KEYS + key[:, None]) * VALUES + value[None, :]
     for place in range(tl.load(count_ptr + request)):
         inward = convolved_at(
             mixed_ptr, stride_row, conv_ptr, stride_channel, stride_place, weight_ptr, stride_weight, conv_bias_ptr,
@@ -100,7 +101,7 @@ def advance(
     first, table = layers[0], table_of(layers, slots, ends)
     values, keys = first.states.shape[2:]
     block_k, block_v = block_of(keys), block_of(values, BLOCK_V)
-    _follow_kernel[triton.cdiv(values, block_v), first.heads, len(path) * len(layers)](
+    _follow_kernel[len(path) * len(layers), first.heads, triton.cdiv(values, block_v)](
         table, kept.mixed, *kept.mixed.stride()[:2], kept.gates, *kept.gates.stride()[:2],
         first.conv_states, *first.conv_states.stride(), first.states, *first.states.stride(),
         first.conv_weight, first.conv_weight.stride(0), first.bias_argument, first.decay, first.step_bias,

@@ -128,7 +128,7 @@ class BlockSpeculator(RootedSpeculator):
         count = step.batch.num_tokens
         states = torch.cat([states[:count] for states in step.auxiliary()], dim=-1)
         if step.accepted is not None:
-            states = step.accepted.as_chain(states)
+            step.accepted.move(states)  # a copy, which is ours
         slots = [step.slot_mappings[name][:count] for name, _ in self.groups_by_layer]
         self._write_kv(states, step.batch.positions[:count], slots)
 
