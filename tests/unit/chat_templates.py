@@ -52,6 +52,13 @@ TEMPLATES = {
 ENDS = {"llama": "<|eot_id|>", "qwen": "<|im_end|>", "chatml": "<|im_end|>"}
 """What ends an answer, if not ``</s>``."""
 
+HARMONY = (
+    "{% for message in messages %}<|start|>{{ message.role }}{% if message.role == 'assistant' %}"
+    "{% if '<|channel|>' in message.content %}{{ raise_exception('channels in the content') }}{% endif %}"
+    "<|channel|>final{% endif %}<|message|>{{ message.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+"""As gpt-oss has it: an answer has several channels, and a message the final one alone."""
 NO_PREFIX = "{{ messages | length }} messages:\n" + CHATML
 MERGING = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}</s>{% endfor %}"

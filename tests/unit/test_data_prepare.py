@@ -190,9 +190,10 @@ def test_a_few_rows_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path)
     stats, rows = given(tmp_path, [{"conversations": []}, *chats(), {"conversations": [{"from": "a", "value": ""}]}])
     assert stats["dropped"] == {"unreadable": 2}
     assert remarks(stats) == []
-    assert remarks({"read": {"text": 40}, "dropped": {"loop": 3, "duplicate": 2}, "ended_early": {"loop": 9}}) == [
-        "3 of 40 rows are left out: loop",
-        "9 of 40 conversations end before their last turn: loop",
+    kept = {"train": {"rows": 36}, "valid": {"rows": 4}, "read": {"text": 20, "answered_by_target": 20}}
+    assert remarks({**kept, "dropped": {"loop": 3, "duplicate": 2}, "ended_early": {"loop": 2, "tools": 1}}) == [
+        "3 rows are left out: loop",
+        "2 conversations end before their last turn: loop",
     ]
     assert stats["read"] == {"given_answers": COUNT, "unusable": 2}
     assert len(rows) == COUNT

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.unit.answerers import Scripted, TinyTarget
-from tests.unit.chat_templates import MERGING, TEMPLATES, answers_in, chat, shifted, template
+from tests.unit.chat_templates import HARMONY, MERGING, TEMPLATES, answers_in, chat, shifted, template
 from vllm_specext.training.data.answers import Answerer
 from vllm_specext.training.data.conversation import Conversation, conversation
 from vllm_specext.training.data.reasons import Reason
@@ -57,6 +57,20 @@ def test_every_generated_token_is_in_the_loss_once_and_nothing_else_is(name: str
             assert row.token_ids.tolist() == [*turn.prompt_token_ids, *answer.token_ids]
     assert target.running[0] == 6
     assert max(turn.number for turn, _ in target.said.values()) == 2
+
+
+def test_of_an_answer_in_channels_the_final_one_is_the_history() -> None:
+    used = template(HARMONY)
+    thought = "<|channel|>analysis<|message|>I think that it depends<|end|><|start|>assistant"
+    said = [f"{thought}<|channel|>final<|message|>{answer}" for answer in ("yes", "no", "three")]
+    target = Scripted(used, said)
+    rows, reasons = answered(CHAT, used, target, Room(1000, 200))
+    assert not reasons
+    assert [answers_in(row, used) for row in rows] == [[f"{answer}</s>"] for answer in said]
+    *_, last = target.turns
+    prompt = used.tokenizer.decode(last.prompt_token_ids)
+    assert prompt.count("<|channel|>final<|message|>") == 2
+    assert "I think" not in prompt
 
 
 def test_own_answers_are_the_history_and_share_a_row() -> None:

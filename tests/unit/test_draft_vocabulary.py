@@ -209,7 +209,7 @@ IDS = (0, 3, 64, 65, 130, 199)
 
 def scoring(vocabulary: tuple[int, ...] | None, in_float8: str | None = None) -> Any:
     """The configuration of a drafter that scores these tokens."""
-    options = SimpleNamespace(draft_lm_head_quantization=in_float8)
+    options = SimpleNamespace(in_float8={"draft_lm_head_quantization": in_float8} if in_float8 else {})
     return SimpleNamespace(draft_vocabulary=vocabulary, options=options)
 
 

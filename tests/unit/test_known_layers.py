@@ -10,7 +10,14 @@ from vllm.model_executor.layers.attention.rswa_attention import RSWAAttention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 
-from vllm_specext.engine.verification.known_layers import refuse_own_state, refuse_unknown_layers
+from vllm_specext.engine.config import SpecExtConfig
+from vllm_specext.engine.hooks import runner_parts
+from vllm_specext.engine.verification import model_state
+from vllm_specext.engine.verification.known_layers import (
+    refuse_own_state,
+    refuse_unknown_layers,
+    with_known_layers,
+)
 from vllm_specext.errors import ConfigurationError
 
 
@@ -66,3 +73,34 @@ def test_a_target_with_a_state_of_its_own_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"^method 'given' cannot be .* class 'LongcatFlashNgramForCausalLM'"):
         refuse_own_state("given", LongcatFlashNgramForCausalLM())
     refuse_own_state("given", object())
+
+
+def test_the_worker_asks_before_it_makes_the_targets_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(model_state, "with_our_verification", lambda base, config: made.append(base) or base)
+    config: Any = SpecExtConfig.__new__(SpecExtConfig)
+    config.options = SimpleNamespace(method="given")
+    resolve = runner_parts._resolve_model_state_cls(lambda vllm_config, model: dict)
+    given: Any = SimpleNamespace(speculative_config=config)
+    own = SimpleNamespace(get_model_state_cls=lambda: dict)
+    with pytest.raises(ConfigurationError, match="keeps a state of its own"):
+        resolve(given, own)
+    assert made == []
+    assert resolve(given, object()) is dict
+    assert resolve(SimpleNamespace(speculative_config=None), own) is dict
+    assert made == [dict]
+
+
+@pytest.mark.parametrize("tree", [None, object()])
+def test_a_state_of_a_target_is_not_made_for_an_unknown_layer(tree: Any) -> None:
+    class Base:
+        def __init__(self, vllm_config: Any) -> None:
+            self.vllm_config = vllm_config
+
+    given = target(Attention, Selecting)
+    given.speculative_config = SimpleNamespace(tree=tree, options=SimpleNamespace(method="griffin"))
+    if tree is None:
+        with_known_layers(Base)(given)
+    else:
+        with pytest.raises(ConfigurationError, match="'Selecting'"):
+            with_known_layers(Base)(given)

@@ -25,7 +25,7 @@ def config(
     processors: list[str] | None = None, scheduler: str | None = None, predicted: Predicted | None = None
 ) -> Any:
     return SimpleNamespace(
-        speculative_config=SimpleNamespace(options=SimpleNamespace(predicted=predicted)),
+        speculative_config=SimpleNamespace(options=SimpleNamespace(predicted=predicted, takes_clients_trees=False)),
         model_config=SimpleNamespace(logits_processors=processors),
         scheduler_config=SimpleNamespace(scheduler_cls=scheduler),
     )

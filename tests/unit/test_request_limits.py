@@ -81,7 +81,7 @@ def test_the_limits_hold_for_engines_with_our_methods_only(monkeypatch: pytest.M
     from vllm_specext.engine import config
     from vllm_specext.engine.hooks.front_end_patches import _process_inputs
 
-    method = SimpleNamespace(options=SimpleNamespace(predicted=None))
+    method = SimpleNamespace(options=SimpleNamespace(predicted=None, takes_clients_trees=False))
     monkeypatch.setattr(config, "is_ours", lambda speculative_config: speculative_config is method)
     asked = SimpleNamespace(speculative_config=method if ours else "eagle", model_config=None)
     engine = SimpleNamespace(vllm_config=asked)

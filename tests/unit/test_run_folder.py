@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from vllm_specext.errors import ConfigurationError
-from vllm_specext.training.pipeline.features_of import check_features_of, take_over
+from vllm_specext.training.pipeline.features_of import check_features_of, check_lender, check_taken_over, take_over
 from vllm_specext.training.pipeline.folder import (
     CHECKED,
     DATA,
@@ -138,6 +139,8 @@ def test_what_was_made_is_not_lost_because_its_inputs_changed(name: str, made: s
     other = HASHES | {name: "another"}
     check_unchanged(tmp_path, other)  # of which nothing was made
     (tmp_path / made).mkdir()
+    check_unchanged(tmp_path, other)  # nor now
+    (tmp_path / made / "0").touch()
     check_unchanged(tmp_path, HASHES)
     with pytest.raises(
         ConfigurationError, match=f"^{said} since .*; expected the same, another --output, or --restart"
@@ -198,10 +201,36 @@ def test_features_of_another_run_are_taken_over_and_outlive_a_restart(tmp_path: 
 def test_features_of_other_inputs_are_not_taken_over(tmp_path: Path) -> None:
     other = prepared(tmp_path / "other", "a")
     with pytest.raises(ConfigurationError, match="whose features are not there, not complete, or of other files"):
-        take_over(tmp_path, other, "b", RESULTS)
+        check_lender(tmp_path / "own", other, "b", RESULTS)
+    check_lender(tmp_path / "own", other, "a", RESULTS)
     (tmp_path / FEATURES).mkdir()
     with pytest.raises(ConfigurationError, match="which has features of its own"):
         take_over(tmp_path, other, "a", RESULTS)
+
+
+def test_a_run_does_not_lend_to_itself_before_a_restart_removes_its_features(tmp_path: Path) -> None:
+    own, borrower = prepared(tmp_path / "own", "a"), tmp_path / "borrower"
+    borrower.mkdir()
+    take_over(borrower, own, "a", RESULTS)
+    for other in (own, tmp_path / "borrower" / ".." / "own", borrower):
+        with pytest.raises(ConfigurationError, match="whose features are those of --output"):
+            check_lender(own, other, "a", RESULTS)
+
+
+def test_features_that_were_taken_over_and_are_gone_or_made_anew_are_not_gone_on_with(tmp_path: Path) -> None:
+    other, own = prepared(tmp_path / "other", "a"), tmp_path / "own"
+    own.mkdir()
+    take_over(own, other, "a", RESULTS)
+    check_taken_over(own, "a", RESULTS)
+    record_done(other, "prepare", "b", 1)
+    with pytest.raises(
+        ConfigurationError, match=r"has the features of .*other', which are not there any more, or were"
+    ):
+        check_taken_over(own, "a", RESULTS)
+    shutil.rmtree(other)
+    with pytest.raises(ConfigurationError, match="which are not there any more"):
+        check_taken_over(own, "a", RESULTS)
+    check_taken_over(tmp_path, "a", RESULTS)  # whose features are its own, or not there
 
 
 def test_features_of_a_run_with_other_settings_than_the_recipes_are_refused(tmp_path: Path) -> None:

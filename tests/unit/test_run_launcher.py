@@ -75,7 +75,11 @@ def test_a_mistake_has_its_traceback_in_the_log(stage: Stage) -> None:
 
 def test_a_full_disk_is_said(stage: Stage) -> None:
     stage.run("raise OSError(28, 'No space left on device')")
-    assert stage.said == ["the system refused a file: No space left on device"]
+    stage.run("from safetensors import SafetensorError; raise SafetensorError('I/O error: no space')")
+    assert stage.said == [
+        "the system refused a file: No space left on device",
+        "the system refused a file: I/O error: no space",
+    ]
 
 
 def test_of_several_processes_the_first_alone_speaks_but_each_can_refuse(stage: Stage) -> None:

@@ -76,7 +76,9 @@ class MethodOptions(BaseModel):
     @property
     def in_float8(self) -> dict[str, str]:
         """The keys by which parts of the drafter are in float8, with their values."""
-        return self.model_dump(include={"quantization", "draft_lm_head_quantization"}, exclude_none=True)
+        keys = "quantization", "draft_lm_head_quantization"
+        found = self.model_dump(include=set(keys), exclude_none=True)
+        return {key: found[key] for key in keys if key in found}
 
     @property
     def looks_up(self) -> bool:

@@ -39,10 +39,12 @@ def work(folder: Path, say: Say) -> None:
     settings = record.settings
     groups = device_groups(visible_devices(torch.cuda.device_count()), settings.tensor_parallel)
     template = load_template(settings.target, settings.template_flags)
-    say("reading the data")
-    readable, total = look_through(settings.data, settings.samples, template.vocab_size)
-    if readable.first is not None:
-        say(f"{readable.unreadable} of {readable.read} rows are left out, of which the first: {readable.first}")
+    total = None
+    if settings.tokens is None:  # of which a part of the data may be enough
+        say("reading the data")
+        readable, total = look_through(settings.data, settings.samples, template.vocab_size)
+        if readable.first is not None:
+            say(f"{readable.unreadable} of {readable.read} rows are left out, of which the first: {readable.first}")
     say(f"loading the target {settings.target}")
     source = stage_inputs(record)["prepare"]
     with capturing(settings, groups) as (engine, engines, at_once):

@@ -113,7 +113,8 @@ class _HeadLosses(torch.autograd.Function):
         weights, alignment, scored, chunk = how
         device = head.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features[0].dtype
-        # Alignment asks what the drafter says before the positions that count. Without it the others need no logits.
+        # Alignment asks what the drafter says before the positions that count. Without it the others need no logits,
+        # which is worth that the host waits for the number of those that do.
         at: Any = slice(None) if alignment.top_k else counted.flatten().nonzero()[:, 0]
         with torch.autocast(device, enabled=False):
             drafts = None if own is None or tokens is None else OwnHead(own.detach().to(dtype), tokens)
@@ -136,8 +137,12 @@ class _HeadLosses(torch.autograd.Function):
     def backward(ctx: Any, loss: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
         gradients = []
         for kept, scale in zip(ctx.gradients, loss, strict=True):
-            gradients.append(kept.new_zeros(ctx.shape))
-            gradients[-1].flatten(0, 1)[ctx.at] = (kept * scale).to(kept.dtype)
+            scaled = (kept * scale).to(kept.dtype)
+            if not isinstance(ctx.at, slice):
+                counted = scaled
+                scaled = kept.new_zeros(ctx.shape).flatten(0, 1)
+                scaled[ctx.at] = counted
+            gradients.append(scaled.view(ctx.shape))
         of_own = None if ctx.of_own is None else torch.einsum("n,nvd->vd", loss, ctx.of_own)
         return None, None, None, None, of_own, None, *gradients
 

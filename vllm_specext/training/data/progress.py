@@ -20,8 +20,8 @@ class Progress:
     ) -> None:
         """``total``: rows that there are to read, where that is known."""
         self._total, self._say, self._now = total, say, now
-        self._began = self._said = now()
-        self._read = self._rows = self._tokens = 0
+        self._said = now()
+        self._read = self._read_then = self._rows = self._tokens = 0
 
     @contextmanager
     def shown(self) -> Iterator["Progress"]:
@@ -37,11 +37,12 @@ class Progress:
         self._bar.update(read)
         self._bar.set_postfix(rows=self._rows, refresh=False)
         if self._now() >= self._said + EVERY:
-            self._said = self._now()
-            self._say(self._line())
+            now = self._now()
+            self._say(self._line((self._read - self._read_then) / (now - self._said)))
+            self._said, self._read_then = now, self._read
 
-    def _line(self) -> str:
-        rate = self._read / (self._said - self._began)
+    def _line(self, rate: float) -> str:
+        """``rate``: rows a second since the last line, because what an earlier start has answered takes no time."""
         of_all = "" if self._total is None else f" of {self._total}"
         left = "" if self._total is None else f", {(self._total - self._read) / rate / 3600:.1f} hours left"
         return (

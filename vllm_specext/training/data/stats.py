@@ -27,18 +27,20 @@ def statistics(
 
 
 MANY = 0.05
-"""The share of rows of input from which on it is worth a line what became of them."""
+"""Of what is left out, a share above this is worth a line."""
 
 
 def remarks(stats: Mapping[str, Any]) -> list[str]:
     """What became of many rows, for the person who gave them, from what is in ``stats.json``."""
-    read = sum(stats["read"].values())
-    told = {"dropped": "rows are left out", "ended_early": "conversations end before their last turn"}
+    # Of a conversation there may be several rows, each of which may be left out.
+    rows = max(sum(stats["read"].values()), stats["train"]["rows"] + stats["valid"]["rows"])
+    asked = stats["read"].get("answered_by_target", 0)
+    told = {"dropped": (rows, "rows are left out"), "ended_early": (asked, "conversations end before their last turn")}
     return [
-        f"{count} of {read} {what}: {reason}"
-        for name, what in told.items()
+        f"{count} {what}: {reason}"
+        for name, (all_of_them, what) in told.items()
         for reason, count in stats[name].items()
-        if count > MANY * read
+        if count > MANY * all_of_them
     ]
 
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """What a template raises over messages that it is not made for."""
 
+FINAL_CHANNEL = "<|channel|>final<|message|>"
+"""What comes before the final channel of an answer in OpenAI's format Harmony, which gpt-oss has. Its template refuses
+messages that have channels in them, and drops what earlier answers reasoned."""
+
 Flag = bool | int | float | str
 
 
@@ -87,12 +91,12 @@ class ChatTemplate:
     def answer_text(self, ids: Sequence[int]) -> str:
         """The content of a message whose answer is ``ids``.
 
-        Special tokens stay in it as text, such as marks of reasoning, by which templates find what to drop.
+        Special tokens stay in it as text, such as marks of reasoning, by which templates find what to drop. Of an
+        answer in channels it is what the final one says.
         """
         end = len(ids) - (ids[-1] in self.stop_ids if ids else 0)
-        return str(
-            self.tokenizer.decode(list(ids[:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        text = self.tokenizer.decode(list(ids[:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text).rpartition(FINAL_CHANNEL)[2]
 
     def record(self) -> dict[str, Any]:
         """What tells the template apart, for ``stats.json``."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vllm_specext.errors import ConfigurationError
 from vllm_specext.training.pipeline import folder as run_folder
-from vllm_specext.training.pipeline.features_of import take_over
+from vllm_specext.training.pipeline.features_of import check_lender, check_taken_over, take_over
 from vllm_specext.training.pipeline.folder import (
     BEST,
     CHECK,
@@ -87,14 +87,18 @@ def run_training(
     with ExitStack() as stack:
         output.mkdir(parents=True, exist_ok=True)
         lock = stack.enter_context(run_folder.locked(output))
+        inputs = stage_inputs(record)
+        prepared = inputs["prepare"], STAGES[0].results
+        if features_of is not None:
+            check_lender(output, features_of, *prepared)
         if anew:
             run_folder.restart(output)
         run_folder.check_same(output, record.settings.model_dump(mode="json"))
         run_folder.check_unchanged(output, record.hashes)
-        inputs = stage_inputs(record)
+        check_taken_over(output, *prepared)
         if features_of is not None:
-            take_over(output, features_of, inputs["prepare"], STAGES[0].results)
-        if not run_folder.is_done(output, "prepare", inputs["prepare"], STAGES[0].results):
+            take_over(output, features_of, *prepared)
+        if not run_folder.is_done(output, "prepare", *prepared):
             refuse_small_disk(plan, output, _bytes_in(output / FEATURES))
         write_record(output, record, plan)
         for number, stage in enumerate(STAGES, start=1):

@@ -38,16 +38,36 @@ def check_features_of(other: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def take_over(folder: Path, other: Path, inputs: str, results: Sequence[str]) -> None:
-    """Make the rows and features of ``other`` those of the run in ``folder``, by links, so that its first stage is
-    done. ``inputs``: the hash of what goes into it."""
-    if is_done(folder, PREPARE, inputs, results):
-        return
+def check_lender(folder: Path, other: Path, inputs: str, results: Sequence[str]) -> None:
+    """Refuse to take rows and features of ``other`` for the run in ``folder`` where they are its own, or not those that
+    follow from ``inputs``, the hash of what goes into its first stage. Before a restart, which would remove its own."""
+    own = folder.resolve()
+    if other.resolve() == own or any((other / name).resolve().is_relative_to(own) for name in (DATA, FEATURES)):
+        raise ConfigurationError(
+            f"--features-of is {str(other)!r}, whose features are those of --output; expected another training's."
+        )
     if not is_done(other, PREPARE, inputs, results):
         raise ConfigurationError(
             f"--features-of is {str(other)!r}, whose features are not there, not complete, or of other files or "
             "weights than are there now."
         )
+
+
+def check_taken_over(folder: Path, inputs: str, results: Sequence[str]) -> None:
+    """Refuse to go on in ``folder`` with another run's features that are not what they were when taken over."""
+    link = folder / FEATURES
+    if link.is_symlink() and not is_done(other := link.resolve().parent, PREPARE, inputs, results):
+        raise ConfigurationError(
+            f"{str(folder)!r} has the features of {str(other)!r}, which are not there any more, or were made anew; "
+            "expected the same, or --restart to begin anew."
+        )
+
+
+def take_over(folder: Path, other: Path, inputs: str, results: Sequence[str]) -> None:
+    """Make the rows and features of ``other``, which was checked, those of the run in ``folder``, by links: so its first
+    stage is done."""
+    if is_done(folder, PREPARE, inputs, results):
+        return
     if any((folder / name).is_dir() and not (folder / name).is_symlink() for name in (DATA, FEATURES)):
         raise ConfigurationError(
             f"--output is {str(folder)!r}, which has features of its own, so that --features-of takes none over; "

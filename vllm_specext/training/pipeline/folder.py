@@ -141,7 +141,7 @@ def check_unchanged(folder: Path, hashes: Mapping[str, str | None]) -> None:
     before = read_object(path).get("hashes") if path.exists() else None
     for name, (changed, made) in MADE_OF.items():
         is_same = not isinstance(before, dict) or before.get(name) == hashes[name]
-        if not is_same and any((folder / each).exists() for each in made):
+        if not is_same and any(True for each in made for _ in (folder / each).glob("*")):
             raise ConfigurationError(
                 f"{changed} changed since {str(folder)!r} was begun; expected the same, another --output, or --restart "
                 "to begin anew."

@@ -20,7 +20,7 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "TOKENIZERS_PARALLELISM": "false",
     # Of torch's launcher, which kills processes 30 s after a signal: a measurement or a large state may take longer.
-    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600"),
 }
 POLL = 1.0
 """Seconds from one look at what a stage writes to the next."""

@@ -30,7 +30,7 @@ def rows(plan: Plan, processes: int) -> list[tuple[str, str, str]]:
         ("  activations", _gigabytes(memory.activations), f"of {plan.step_tokens} tokens in a step, all passes"),
         ("  inputs", _gigabytes(memory.batches), "made of the target for all packs of a step"),
         ("  logits", _gigabytes(memory.head), "of 1024 positions"),
-        ("GFLOP per token", passes, "of each stage, where half of them are learnt"),
+        ("GFLOP per token", passes, "of training, in each stage"),
     ]
     if plan.target_operations_per_token is not None:
         forward = f"{plan.target_operations_per_token / GB:.3g}"

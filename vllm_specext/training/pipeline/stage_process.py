@@ -49,7 +49,8 @@ def run_stage(work: Callable[[Path, Say], None]) -> NoReturn:
     except (OSError, SafetensorError) as error:
         # A full disk, a file system that is gone for a moment.
         traceback.print_exc()
-        tell(SAY, f"the system refused a file: {getattr(error, 'strerror', None) or type(error).__name__}")
+        why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        tell(SAY, f"the system refused a file: {why}")
         sys.exit(TRANSIENT)
     sys.exit(DONE)
 
