@@ -64,8 +64,8 @@ def check_taken_over(folder: Path, inputs: str, results: Sequence[str]) -> None:
 
 
 def take_over(folder: Path, other: Path, inputs: str, results: Sequence[str]) -> None:
-    """Make the rows and features of ``other``, which was checked, those of the run in ``folder``, by links: so its first
-    stage is done."""
+    """Link the rows and features of ``other``, which was checked, into the run in ``folder``, whose first stage is done
+    with that."""
     if is_done(folder, PREPARE, inputs, results):
         return
     if any((folder / name).is_dir() and not (folder / name).is_symlink() for name in (DATA, FEATURES)):
