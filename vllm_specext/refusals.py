@@ -296,7 +296,7 @@ FEATURES: tuple[Feature, ...] = (
         "auxiliary_output",
         "--enable-return-routed-experts",
         lambda launch: bool(launch.arguments.aux_output_config.enabled),
-        "a tree's first rows would be taken for those that were accepted, and with chains it has not been tried",
+        "a tree's first rows would be taken for those that were accepted, and no other drafts have been tried with it",
         bearable=False,
     ),
     Feature(
